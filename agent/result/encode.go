@@ -136,4 +136,3 @@ func middle(s string, n int) string {
 	}
 	return s[:head] + cut + s[tail:]
 }
-

@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images"
+	"github.com/strata-build/strata/retry"
+)
+
+// build is one build from its settings to its Result.
+type build struct {
+	settings *Settings
+	console  *console
+	result   result.Result
+
+	engine  *images.Engine
+	file    *images.Containerfile
+	pulled  map[images.Base]bool
+	imageID string
+	digest  string
+	// bytes is what the current phase transferred, nil when it transfers nothing.
+	bytes *int64
+	// output is the end of what the failed step wrote.
+	output string
+}
+
+// run performs the build. It always returns a Result, also when something in it
+// panics.
+func (b *build) run(ctx context.Context, userNS string) (r *result.Result) {
+	b.result = result.Result{
+		StartedAt: time.Now().UTC(), Agent: Version(), Image: b.settings.imageName(),
+		Phases: map[result.Phase]result.PhaseStats{}, Phase: result.Prepare,
+		Sandbox: &result.Sandbox{UserNS: userNS},
+	}
+	r = &b.result
+	defer func() {
+		if b.engine != nil {
+			b.engine.Close()
+		}
+		b.result.FinishedAt = time.Now().UTC()
+	}()
+	defer func() {
+		if p := recover(); p != nil {
+			b.console.log.Error("The agent failed in a way that it should not", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			b.fail(fmt.Errorf("panic: %v", p))
+		}
+	}()
+	if b.settings.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, b.settings.Deadline)
+		defer cancel()
+	}
+	if err := b.phases(ctx); err != nil {
+		b.fail(err)
+		return r
+	}
+	b.result.Conclude(result.ReasonSucceeded)
+	b.result.Digest = b.digest
+	b.result.Message = b.summary()
+	return r
+}
+
+// phases runs them in their order; the first that fails for good ends the build.
+func (b *build) phases(ctx context.Context) error {
+	if err := b.phase(ctx, result.Prepare, 1, b.prepare); err != nil {
+		return err
+	}
+	attempts := b.settings.MaxRetries
+	if !b.alreadyPushed(ctx) {
+		if err := b.phase(ctx, result.Pull, attempts, b.pull); err != nil {
+			return err
+		}
+		if err := b.phase(ctx, result.Build, attempts, b.build); err != nil {
+			return err
+		}
+		if b.settings.destination == nil {
+			return b.leave()
+		}
+		if err := b.phase(ctx, result.Push, attempts, b.push); err != nil {
+			return err
+		}
+	}
+	if err := b.phase(ctx, result.Verify, attempts, b.verify); err != nil {
+		return err
+	}
+	return b.leave()
+}
+
+// phase makes the attempts of one phase and keeps account of them.
+func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op func(context.Context) error) error {
+	b.result.Phase = name
+	b.bytes = nil
+	start := time.Now()
+	made := 0
+	err := retry.Do(ctx, retry.Policy{
+		Attempts:  attempts,
+		Delay:     b.settings.RetryDelay,
+		MaxDelay:  b.settings.RetryMaxDelay,
+		Retryable: b.retryable,
+		Report:    func(a retry.Attempt) { b.report(name, a) },
+		Waited: func(d time.Duration) {
+			b.result.Attempts[len(b.result.Attempts)-1].Waited = d.Round(time.Millisecond).String()
+		},
+	}, func(ctx context.Context, n int) error {
+		made = n
+		return op(ctx)
+	})
+	if made == 0 && err != nil { // the context had ended before
+		err = images.Stopped(ctx, "before "+string(name)+" began")
+	}
+	b.result.Phases[name] = result.PhaseStats{
+		Seconds: time.Since(start).Round(time.Millisecond).Seconds(), Attempts: made, Bytes: b.bytes,
+	}
+	return err
+}
+
+// retryable tells whether another attempt can help, as --retry-on has it. What
+// was interrupted, and a sandbox that cannot build, is never tried again.
+func (b *build) retryable(err error) bool {
+	switch class := images.AsError(err).Class; class {
+	case result.ClassInterrupted, result.ClassSandbox:
+		return false
+	case result.ClassTransient, "":
+		return true
+	default:
+		return b.settings.RetryOn == retryAny
+	}
+}
+
+// report logs an attempt that failed and enters it in the Result.
+func (b *build) report(name result.Phase, a retry.Attempt) {
+	e := images.AsError(a.Err)
+	b.result.Attempts = append(b.result.Attempts, result.Attempt{
+		Phase: name, N: a.N, Of: a.Of, Class: e.Class, Host: e.Host, Status: e.Status, Error: e.Message,
+	})
+	if name == result.Prepare {
+		return // nothing is tried again there
+	}
+	attrs := []any{"phase", string(name), "reason", string(e.Reason)}
+	if !a.Last {
+		attrs = append(attrs, "wait", a.Wait)
+	}
+	b.console.log.Info(a.String(), append(attrs, "error", e.Message)...)
+}
+
+// prepare opens the store and reads what has to be known before anything is
+// fetched.
+func (b *build) prepare(ctx context.Context) (err error) {
+	if ctx.Err() != nil {
+		return images.Stopped(ctx, "before the build began")
+	}
+	s := b.settings
+	b.readSecrets()
+	b.engine, err = images.Open(images.Config{
+		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
+		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy,
+		Platform: s.Platform, UserAgent: "strata/" + Version(), Output: b.console.output(),
+	})
+	if err != nil {
+		return err
+	}
+	b.result.Sandbox.Storage, b.result.Sandbox.Isolation = b.engine.Storage(), b.engine.Isolation()
+	b.pulled = map[images.Base]bool{}
+	b.console.log.Debug("Prepared", "store", b.engine.StorageRoot(), "driver", b.engine.Storage(),
+		"isolation", b.engine.Isolation(), "userns", b.result.Sandbox.UserNS, "temp", b.engine.TempDir())
+	return nil
+}
+
+// readSecrets makes known what must not be shown. Auth files change while the
+// build runs, so they are read again whenever the libraries read them.
+func (b *build) readSecrets() {
+	for _, path := range []string{b.settings.PullAuthFile, b.settings.PushAuthFile, os.Getenv("REGISTRY_AUTH_FILE")} {
+		if path != "" {
+			b.console.redact.add(images.AuthSecrets(path)...)
+		}
+	}
+}
+
+// alreadyPushed tells whether an earlier pod of the same build has pushed the
+// image; then there is nothing left but to verify it.
+func (b *build) alreadyPushed(ctx context.Context) bool {
+	d := b.settings.destination
+	if b.settings.BuildID == "" || d == nil || d.Local() {
+		return false
+	}
+	digest, err := b.engine.Pushed(ctx, d, b.settings.BuildID, b.settings.PushAuthFile)
+	if err != nil {
+		b.console.log.Debug("No image of this build was found at the destination", "error", err)
+		return false
+	}
+	if digest == "" {
+		return false
+	}
+	b.digest = digest
+	b.console.log.Info("The image of this build is already pushed: nothing is built again", "image", d.Name, "digest", digest)
+	return true
+}
+
+// pull brings the base images into the store. A Containerfile that cannot be
+// understood has no bases: it fails in the build, to which it belongs.
+func (b *build) pull(ctx context.Context) error {
+	file, err := b.engine.Parse(b.settings.BuildSpec)
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	if err := b.engine.CheckBases(b.settings.Containerfile, file.Bases); err != nil {
+		return err
+	}
+	for _, base := range file.Bases {
+		if b.pulled[base] {
+			continue
+		}
+		b.readSecrets()
+		bytes, err := b.engine.Pull(ctx, b.settings.Containerfile, base, b.settings.PullAuthFile)
+		if err != nil {
+			return err
+		}
+		b.pulled[base] = true
+		b.addBytes(bytes)
+	}
+	return nil
+}
+
+// build reads the Containerfile and runs its steps.
+func (b *build) build(ctx context.Context) (err error) {
+	if b.file, err = b.engine.Parse(b.settings.BuildSpec); err != nil {
+		return err
+	}
+	b.readSecrets()
+	b.imageID, err = b.engine.Build(ctx, b.settings.BuildSpec, b.file)
+	return err
+}
+
+// push copies the image to its destination.
+func (b *build) push(ctx context.Context) error {
+	b.readSecrets()
+	digest, bytes, err := b.engine.Push(ctx, b.imageID, b.settings.destination, b.settings.Compression, b.settings.PushAuthFile)
+	if err != nil {
+		return err
+	}
+	b.digest = digest
+	b.addBytes(bytes)
+	return nil
+}
+
+// verify asks the destination whether it has what was pushed.
+func (b *build) verify(ctx context.Context) error {
+	b.readSecrets()
+	return b.engine.Verify(ctx, b.settings.destination, b.digest, b.settings.PushAuthFile)
+}
+
+// leave writes the files that were asked for.
+func (b *build) leave() error {
+	for _, f := range []struct{ flag, path, text string }{
+		{"digestfile", b.settings.DigestFile, b.digest},
+		{"iidfile", b.settings.IIDFile, "sha256:" + b.imageID},
+	} {
+		if f.path == "" || f.text == "sha256:" {
+			continue
+		}
+		if err := os.WriteFile(f.path, []byte(f.text), 0o644); err != nil { //nolint:gosec // others may read a digest
+			return &images.Error{
+				Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox, Err: err,
+				Message: fmt.Sprintf("--%s cannot be written: %v", f.flag, err),
+			}
+		}
+	}
+	return nil
+}
+
+func (b *build) addBytes(n int64) {
+	if b.bytes == nil {
+		b.bytes = new(int64)
+	}
+	*b.bytes += n
+}
+
+// fail concludes the Result with an error.
+func (b *build) fail(err error) {
+	e := images.AsError(err)
+	b.result.Conclude(e.Reason)
+	b.result.Message = e.Message
+	b.result.RunExitCode = e.RunExitCode
+	b.result.Step = e.Step
+	b.output = e.Output
+	if errors.Is(err, context.Canceled) && e.Reason == result.ReasonInternalError {
+		b.result.Conclude(result.ReasonInterrupted)
+	}
+}
+
+func (b *build) summary() string {
+	switch {
+	case b.imageID == "":
+		return fmt.Sprintf("%s is already there, from this build", b.result.Image)
+	case b.settings.destination != nil:
+		return fmt.Sprintf("built and written to %s", b.result.Image)
+	case b.result.Image != "":
+		return fmt.Sprintf("built %s", b.result.Image)
+	}
+	return "built " + b.imageID
+}

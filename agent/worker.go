@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images"
+)
+
+// workerName is the name by which a worker recognises itself.
+const workerName = "strata-worker"
+
+// resultFD is the descriptor on which a worker hands its Result to its supervisor.
+const resultFD = 3
+
+// userNSVariable tells the worker in which kind of user namespace it runs.
+const userNSVariable = "_STRATA_USERNS"
+
+// work builds, and hands the Result to the supervisor.
+func work(s *Settings, streams Streams) result.ExitCode {
+	unix.CloseOnExec(resultFD)
+	pipe := os.NewFile(resultFD, "result")
+	userNS := os.Getenv(userNSVariable)
+	_ = os.Unsetenv(userNSVariable)
+
+	c := newConsole(streams.Err, s, newRedactor())
+	images.RouteLogs(c.log)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	if err := images.PrivateMounts(); err != nil {
+		c.log.Debug("mounts of this build may be seen from outside", "error", err)
+	}
+	b := &build{settings: s, console: c}
+	r := b.run(ctx, userNS)
+	redactResult(r, c.redact)
+	if r.Outcome == result.Succeeded {
+		if b.digest != "" {
+			c.log.Info("Pushed", "image", r.Image, "digest", b.digest)
+		}
+		if b.imageID != "" && s.Result != "-" {
+			fmt.Fprintln(streams.Out, b.imageID)
+		}
+	} else {
+		explainFailure(c, r, s.Containerfile, b.output)
+	}
+	if err := json.NewEncoder(pipe).Encode(r); err != nil {
+		c.log.Error("The result cannot be handed on", "error", err)
+		return result.ExitFailed
+	}
+	return result.ExitCode(r.ExitCode)
+}
+
+// redactResult removes secrets from the texts of a Result.
+func redactResult(r *result.Result, redact *redactor) {
+	r.Message = redact.text(r.Message)
+	for i := range r.Attempts {
+		r.Attempts[i].Error = redact.text(r.Attempts[i].Error)
+	}
+	if r.Step != nil {
+		r.Step.Instruction = redact.text(r.Step.Instruction)
+	}
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/strata-build/strata/agent"
+	"github.com/strata-build/strata/agent/result"
+)
+
+// execute runs the command line and returns the exit code.
+func execute(args []string, streams agent.Streams) result.ExitCode {
+	code := result.ExitSucceeded
+	root := &cobra.Command{
+		Use:           "agent",
+		Short:         "Build an image from a Containerfile and push it, with retries and a result",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
+	root.SetArgs(args)
+	root.AddCommand(buildCommand(streams, &code), explainCommand(), versionCommand(), contractCommand())
+	switch err := root.Execute(); {
+	case errors.Is(err, errRefused):
+	case err != nil:
+		fmt.Fprintf(streams.Err, "Error: %v\n", err)
+		return result.ExitSettings
+	}
+	return code
+}
+
+// errRefused is the error of flags about which everything has been said.
+var errRefused = errors.New("flags refused")
+
+func buildCommand(streams agent.Streams, code *result.ExitCode) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "build [flags] [CONTEXT]",
+		Short: "Build an image, and push it or write it to a file",
+		Long: `Build an image from a Containerfile in CONTEXT (default: the current directory).
+
+Pull, build, push and verify are tried again on their own: a push that fails does
+not repeat the build, and a build that is tried again resumes at the step that
+failed. Each flag can be given in the environment as ` + "STRATA_FLAG" + `, with
+underscores for dashes; flags win. A list flag takes one value from each line.`,
+		Example: `  agent build --tag localhost/hello .
+  agent build --tag registry.example/team/os:1 --push --push-authfile auth.json .
+  agent build --output oci:hello --result - .`,
+		Args: cobra.ArbitraryArgs,
+	}
+	settings := agent.NewSettings(cmd.Flags())
+	refuse := func(err error) error {
+		*code = agent.Refuse(settings, err, streams)
+		return nil
+	}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		if err := settings.ReadEnvironment(os.Environ()); err != nil {
+			return refuse(err)
+		}
+		if err := settings.Check(args); err != nil {
+			return refuse(err)
+		}
+		*code = agent.Run(settings, streams)
+		return nil
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		_ = settings.ReadEnvironment(os.Environ()) // where the result goes may be said there
+		*code = agent.Refuse(settings, fmt.Errorf("%w; see `agent build --help`", err), streams)
+		return errRefused
+	})
+	return cmd
+}
+
+func explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain [REASON]",
+		Short: "Print what a reason of a result means and what to do about it",
+		Args:  cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, e := range result.Entries() {
+				names = append(names, string(e.Reason))
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				for _, e := range result.Entries() {
+					fmt.Fprintf(cmd.OutOrStdout(), "%-26s %s\n", e.Reason, e.Sentence)
+				}
+				return nil
+			}
+			for _, e := range result.Entries() {
+				if strings.EqualFold(string(e.Reason), args[0]) {
+					fmt.Fprint(cmd.OutOrStdout(), agent.Explain(e))
+					return nil
+				}
+			}
+			return fmt.Errorf("%q is not a reason: `agent explain` lists them", args[0])
+		},
+	}
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of the agent",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), agent.Version())
+			return err
+		},
+	}
+}
+
+// contractCommand prints docs/contract.md; the Makefile keeps the file current.
+func contractCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "contract",
+		Short:  "Print the documentation of flags, results and exit codes",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), agent.Contract())
+			return err
+		},
+	}
+}

@@ -1,0 +1,340 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"go.podman.io/buildah/define"
+	"go.podman.io/buildah/imagebuildah"
+	"go.podman.io/buildah/pkg/cli"
+	"go.podman.io/buildah/pkg/parse"
+	"go.podman.io/common/pkg/config"
+	"go.podman.io/image/v5/pkg/compression"
+	"go.podman.io/storage/pkg/archive"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// BuildIDAnnotation is the annotation of an image that names the build it came from.
+const BuildIDAnnotation = "build.strata.build-id"
+
+// BuildSpec is what is to be built; its fields are the flags of the same name of
+// `buildah build`.
+type BuildSpec struct {
+	Containerfile string // a path
+	Context       string // a directory
+	Tag           string
+	BuildArgs     []string // NAME=VALUE, or NAME for that of the environment
+	Volumes       []string
+	Secrets       []string
+	BuildContexts []string // NAME=VALUE
+	Target        string
+	Labels        []string
+	Annotations   []string
+	Format        string // oci or docker
+	Ulimits       []string
+	Layers        bool
+	NoCache       bool
+	CacheFrom     []string
+	CacheTo       []string
+	Squash        bool
+	Jobs          int
+	// Compression is that of the layers which are pushed to CacheTo.
+	Compression Compression
+	// SourceDateEpoch is in seconds since 1970; nil keeps the clock.
+	SourceDateEpoch  *int64
+	RewriteTimestamp bool
+	// BuildID, when it is not empty, becomes the annotation BuildIDAnnotation.
+	BuildID string
+	// AuthFile is that of images which only the build itself finds to be needed.
+	AuthFile string
+}
+
+// Compression is how new layers are compressed.
+type Compression struct {
+	// Format is gzip, zstd or zstd:chunked; empty means gzip.
+	Format string
+	// Level is the level of the format; nil means its default.
+	Level *int
+}
+
+func (c Compression) algorithm() (*compression.Algorithm, error) {
+	if c.Format == "" {
+		return nil, nil //nolint:nilnil // no choice was made, which is no error
+	}
+	a, err := compression.AlgorithmByName(c.Format)
+	if err != nil {
+		return nil, invalid("--compression-format", err)
+	}
+	return &a, nil
+}
+
+// Check finds what is wrong with the specification before anything is fetched.
+// The errors are sentences that name the flag.
+func (s BuildSpec) Check() []error {
+	var errs []error
+	add := func(flag string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
+	_, err := cli.GetFormat(s.Format)
+	add("format", err)
+	_, err = s.Compression.algorithm()
+	add("compression-format", errors.Unwrap(err))
+	_, err = s.contexts()
+	add("build-context", err)
+	add("volume", parse.Volumes(s.Volumes))
+	_, err = parse.Secrets(s.Secrets)
+	add("secret", err)
+	_, err = parse.RepoNamesToNamedReferences(s.CacheFrom)
+	add("cache-from", err)
+	_, err = parse.RepoNamesToNamedReferences(s.CacheTo)
+	add("cache-to", err)
+	_, _, err = clampUlimits(s.Ulimits)
+	add("ulimit", err)
+	return errs
+}
+
+func (s BuildSpec) contexts() (map[string]*define.AdditionalBuildContext, error) {
+	contexts := map[string]*define.AdditionalBuildContext{}
+	for _, spec := range s.BuildContexts {
+		name, value, ok := strings.Cut(spec, "=")
+		if !ok || name == "" || value == "" {
+			return nil, fmt.Errorf("%q is not NAME=VALUE", spec)
+		}
+		c, err := parse.GetAdditionalBuildContext(value)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", spec, err)
+		}
+		contexts[name] = &c
+	}
+	return contexts, nil
+}
+
+func (s BuildSpec) args() map[string]string {
+	args := map[string]string{}
+	for _, spec := range s.BuildArgs {
+		name, value, ok := strings.Cut(spec, "=")
+		if !ok {
+			if value, ok = os.LookupEnv(name); !ok {
+				continue
+			}
+		}
+		args[name] = value
+	}
+	return args
+}
+
+// Parse reads the Containerfile of the specification; see ParseContainerfile.
+func (e *Engine) Parse(spec BuildSpec) (*Containerfile, error) {
+	text, err := os.ReadFile(spec.Containerfile)
+	if err != nil {
+		return nil, invalid("the Containerfile cannot be read", err)
+	}
+	contexts, err := spec.contexts()
+	if err != nil {
+		return nil, invalid("--build-context", err)
+	}
+	return ParseContainerfile(spec.Containerfile, text, spec.args(), spec.Target, e.config.Platform, contexts)
+}
+
+// Build makes one attempt to build the image and returns its id in the store.
+// With layers, steps that an earlier attempt finished are not run again.
+func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile) (id string, err error) {
+	lines := e.config.Output.Lines()
+	defer lines.Close()
+	steps := newStepTracker(file, lines)
+	options, err := e.buildOptions(spec)
+	if err != nil {
+		return "", err
+	}
+	stdout, stderr := e.config.Output.Lines(), e.config.Output.Lines()
+	defer stdout.Close()
+	defer stderr.Close()
+	options.Log = steps.log
+	options.Out = io.MultiWriter(stdout, &steps.tail)
+	options.Err = io.MultiWriter(stderr, &steps.tail)
+	options.ReportWriter = e.reportWriter(lines)
+
+	id, _, err = imagebuildah.BuildDockerfiles(ctx, e.store, options, spec.Containerfile)
+	if err != nil {
+		return "", e.buildError(ctx, err, spec, steps)
+	}
+	return id, nil
+}
+
+func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
+	ulimits, warnings, err := clampUlimits(spec.Ulimits)
+	if err != nil {
+		return define.BuildOptions{}, invalid("--ulimit", err)
+	}
+	for _, w := range warnings {
+		e.log.Warn(w)
+	}
+	format, err := cli.GetFormat(spec.Format)
+	if err != nil {
+		return define.BuildOptions{}, invalid("--format", err)
+	}
+	algorithm, err := spec.Compression.algorithm()
+	if err != nil {
+		return define.BuildOptions{}, err
+	}
+	contexts, err := spec.contexts()
+	if err != nil {
+		return define.BuildOptions{}, invalid("--build-context", err)
+	}
+	cacheFrom, err := parse.RepoNamesToNamedReferences(spec.CacheFrom)
+	if err != nil {
+		return define.BuildOptions{}, invalid("--cache-from", err)
+	}
+	cacheTo, err := parse.RepoNamesToNamedReferences(spec.CacheTo)
+	if err != nil {
+		return define.BuildOptions{}, invalid("--cache-to", err)
+	}
+	conf, err := config.Default()
+	if err != nil {
+		return define.BuildOptions{}, invalid("containers.conf cannot be read", err)
+	}
+	sys := e.system(spec.AuthFile)
+	annotations := spec.Annotations
+	if spec.BuildID != "" {
+		annotations = append(annotations[:len(annotations):len(annotations)], BuildIDAnnotation+"="+spec.BuildID)
+	}
+	options := define.BuildOptions{
+		AdditionalBuildContexts: contexts,
+		Annotations:             annotations,
+		Architecture:            sys.ArchitectureChoice,
+		Args:                    spec.args(),
+		CacheFrom:               cacheFrom,
+		CacheTo:                 cacheTo,
+		CommonBuildOpts: &define.CommonBuildOptions{
+			HTTPProxy: true,
+			Secrets:   spec.Secrets,
+			ShmSize:   conf.Containers.ShmSize,
+			Ulimit:    ulimits,
+		},
+		Compression:             archive.Gzip,
+		CompressionFormat:       algorithm,
+		CompressionLevel:        spec.Compression.Level,
+		ContextDirectory:        spec.Context,
+		ForceRmIntermediateCtrs: true,
+		Isolation:               e.isolation.value,
+		Jobs:                    &spec.Jobs,
+		Labels:                  spec.Labels,
+		Layers:                  spec.Layers,
+		NamespaceOptions:        e.isolation.namespaces(),
+		NetworkInterface:        noNetwork{},
+		NoCache:                 spec.NoCache,
+		OS:                      sys.OSChoice,
+		Output:                  spec.Tag,
+		OutputFormat:            format,
+		// What Pull brought is there; the rest is found only by the build.
+		PullPolicy:             define.PullIfMissing,
+		RemoveIntermediateCtrs: true,
+		RewriteTimestamp:       spec.RewriteTimestamp,
+		Squash:                 spec.Squash,
+		SystemContext:          sys,
+		Target:                 spec.Target,
+		TransientMounts:        spec.Volumes,
+	}
+	if spec.SourceDateEpoch != nil {
+		epoch := time.Unix(*spec.SourceDateEpoch, 0).UTC()
+		options.SourceDateEpoch = &epoch
+	}
+	return options, nil
+}
+
+// noise is what buildah's helper processes say of a step that failed: the exit
+// status, which the Result has, once for each process that passes it on.
+var noise = []string{"subprocess exited with status ", "subprocess exited on ", "error building at STEP"}
+
+// buildError makes the Error of a failed build.
+func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker) error {
+	step := steps.failed(err)
+	at := spec.Containerfile
+	if step != nil {
+		at = fmt.Sprintf("step %d/%d of stage %s", step.Number, step.Of, step.Stage)
+		if step.Line > 0 {
+			at += fmt.Sprintf(" (%s, line %d)", spec.Containerfile, step.Line)
+		}
+		at += ": " + oneLine(step.Instruction)
+	}
+	instruction := ""
+	if step != nil {
+		instruction, _, _ = strings.Cut(strings.ToUpper(strings.TrimSpace(step.Instruction)), " ")
+	}
+	failed := &Error{Step: step, Err: err}
+	v := classify(ctx, err, pulling)
+	status := commandStatus(err)
+	text := oneLine(err.Error())
+	switch {
+	case v.class == result.ClassInterrupted:
+		failed.Class, failed.Reason = v.class, v.reason
+		failed.Message = "stopped at " + at
+	case status != 0 && instruction == "RUN":
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
+		failed.RunExitCode = status
+		failed.Output = steps.tail.text()
+		failed.Message = fmt.Sprintf("%s exited %d", at, status)
+		if last := steps.tail.last(); last != "" {
+			failed.Message += ": " + last
+		}
+		if strings.Contains(steps.tail.text(), "exec format error") {
+			failed.Reason = result.ReasonWrongArchitecture
+			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
+		}
+	case (instruction == "COPY" || instruction == "ADD") && isMissingSource(err):
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
+		failed.Message = fmt.Sprintf("%s: %s; the build context is %s", at, strings.ReplaceAll(text, contextMount(text), ""), absolute(spec.Context))
+	case v.reason != result.ReasonPullFailed:
+		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
+		failed.Host = requestHost(err)
+		failed.Message = fmt.Sprintf("%s: %s", at, text)
+	case step != nil && strings.Contains(text, "STEP"):
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
+		if instruction != "RUN" && instruction != "COPY" && instruction != "ADD" {
+			failed.Reason = result.ReasonContainerfileInvalid
+		}
+		failed.Message = fmt.Sprintf("%s: %s", at, text)
+	default:
+		failed.Reason = result.ReasonInternalError
+		failed.Message = fmt.Sprintf("%s: %s", at, text)
+	}
+	return failed
+}
+
+// isMissingSource recognises what buildah says of a COPY whose source is not
+// there; it comes from another process, as text.
+func isMissingSource(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "no such file or directory") || strings.Contains(text, "no items matching glob")
+}
+
+// contextMount returns the directory at which buildah mounted the build context,
+// which means nothing to a reader.
+func contextMount(text string) string {
+	start := strings.Index(text, os.Getenv("TMPDIR"))
+	if start < 0 {
+		return "\x00"
+	}
+	end := start + strings.IndexAny(text[start:]+" ", " \":,")
+	if i := strings.Index(text[start:end], "/merge"); i >= 0 {
+		end = start + i + len("/merge")
+	}
+	return text[start:end]
+}
+
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

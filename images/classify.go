@@ -1,0 +1,322 @@
+package images
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/docker/distribution/registry/api/errcode"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/signature"
+	"go.podman.io/storage"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// direction is which way an operation moves an image; a refusal has another
+// reason for each.
+type direction int
+
+const (
+	pulling direction = iota
+	pushing
+)
+
+// verdict is what an error means.
+type verdict struct {
+	class  result.Class
+	reason result.Reason
+	status int // the HTTP status that a registry answered, 0 for none
+}
+
+// rule recognises one kind of error. Types and status codes decide; text decides
+// only where the library has no type, and the test holds a sample of each.
+type rule struct {
+	name  string
+	match func(error, direction) (verdict, bool)
+}
+
+// rules is the table of what errors mean; the first rule that matches decides.
+var rules = []rule{
+	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
+	{"certificate", func(err error, _ direction) (verdict, bool) {
+		var verification *tls.CertificateVerificationError
+		var unknown x509.UnknownAuthorityError
+		var host x509.HostnameError
+		var invalid x509.CertificateInvalidError
+		found := errors.As(err, &verification) || errors.As(err, &unknown) || errors.As(err, &host) ||
+			errors.As(err, &invalid) || errors.Is(err, http.ErrSchemeMismatch)
+		return verdict{class: result.ClassAuth, reason: result.ReasonCertificateUntrusted}, found
+	}},
+	{"signature policy", func(err error, _ direction) (verdict, bool) {
+		var requirement signature.PolicyRequirementError
+		var invalid signature.InvalidSignatureError
+		found := errors.As(err, &requirement) || errors.As(err, &invalid)
+		return verdict{class: result.ClassInput, reason: result.ReasonSignatureRejected}, found
+	}},
+	{"digest", textRule(result.ClassTransient, result.ReasonDigestMismatch, "digest did not match", "does not match expected digest", "digest_invalid")},
+	{"architecture", textRule(result.ClassInput, result.ReasonWrongArchitecture,
+		"no image found in image index for architecture", "no image found in manifest list for architecture")},
+	{"registry error code", func(err error, d direction) (verdict, bool) {
+		code, status := registryCode(err)
+		v, ok := codeVerdict(code, d)
+		if v.status == 0 {
+			v.status = status
+		}
+		return v, ok
+	}},
+	{"http status", func(err error, d direction) (verdict, bool) {
+		if status := httpStatus(err); status >= 400 {
+			return statusVerdict(status, d), true
+		}
+		return verdict{}, false
+	}},
+	{"image not in the store", func(err error, d direction) (verdict, bool) {
+		return verdict{class: result.ClassInput, reason: result.ReasonBaseImageNotFound}, d == pulling && errors.Is(err, storage.ErrImageUnknown)
+	}},
+	{"network", func(err error, _ direction) (verdict, bool) {
+		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, isNetwork(err)
+	}},
+}
+
+// classify says what an error of a transfer means. ctx is that of the build: an
+// error after its end is an interruption, whatever the library made of it.
+func classify(ctx context.Context, err error, d direction) verdict {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return verdict{class: result.ClassInterrupted, reason: result.ReasonDeadlineExceeded}
+	case ctx.Err() != nil:
+		return verdict{class: result.ClassInterrupted, reason: result.ReasonInterrupted}
+	}
+	for _, e := range leaves(err) {
+		for _, r := range rules {
+			if v, ok := r.match(e, d); ok {
+				return v
+			}
+		}
+	}
+	if d == pushing {
+		return verdict{class: result.ClassTransient, reason: result.ReasonPushFailed}
+	}
+	return verdict{class: result.ClassTransient, reason: result.ReasonPullFailed}
+}
+
+// leaves returns the error, or the members of a joined one: each endpoint that
+// failed did so for a cause of its own, and the last is that of the registry
+// itself, after its mirrors.
+func leaves(err error) []error {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if joined, ok := e.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the chain is walked here
+			var all []error
+			members := joined.Unwrap()
+			for i := len(members) - 1; i >= 0; i-- {
+				all = append(all, leaves(members[i])...)
+			}
+			return append(all, err)
+		}
+	}
+	return []error{err}
+}
+
+// statusVerdict is the table of HTTP statuses.
+func statusVerdict(status int, d direction) verdict {
+	v := verdict{class: result.ClassRejected, reason: result.ReasonPushRejected, status: status}
+	switch status {
+	case http.StatusUnauthorized:
+		v.class, v.reason = result.ClassAuth, result.ReasonPushUnauthorized
+	case http.StatusForbidden:
+		v.class, v.reason = result.ClassAuth, result.ReasonPushDenied
+	case http.StatusTooManyRequests:
+		v.class, v.reason = result.ClassTransient, result.ReasonRateLimited
+	case http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway,
+		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		v.class, v.reason = result.ClassTransient, result.ReasonRegistryUnavailable
+	}
+	if d == pulling {
+		switch v.class {
+		case result.ClassAuth:
+			v.reason = result.ReasonBaseImageUnauthorized
+		case result.ClassRejected:
+			v.reason = result.ReasonPullFailed
+		}
+		if status == http.StatusNotFound {
+			v.class, v.reason = result.ClassInput, result.ReasonBaseImageNotFound
+		}
+	}
+	return v
+}
+
+// codeVerdict is the table of the error codes of the distribution specification
+// whose meaning is not that of their HTTP status.
+func codeVerdict(code string, d direction) (verdict, bool) {
+	switch code {
+	case "UNAUTHORIZED":
+		return statusVerdict(http.StatusUnauthorized, d), true
+	case "DENIED":
+		return statusVerdict(http.StatusForbidden, d), true
+	case "TOOMANYREQUESTS":
+		return statusVerdict(http.StatusTooManyRequests, d), true
+	case "UNAVAILABLE":
+		return statusVerdict(http.StatusServiceUnavailable, d), true
+	case "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID":
+		// The upload session was lost, as when the registry restarts.
+		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, true
+	case "DIGEST_INVALID":
+		return verdict{class: result.ClassTransient, reason: result.ReasonDigestMismatch}, true
+	case "MANIFEST_UNKNOWN", "NAME_UNKNOWN":
+		return statusVerdict(http.StatusNotFound, d), true
+	}
+	return verdict{}, false
+}
+
+// registryCode returns the code of the distribution specification that err
+// carries, and the HTTP status that belongs to it.
+func registryCode(err error) (code string, status int) {
+	var many errcode.Errors
+	if errors.As(err, &many) && len(many) > 0 {
+		err = many[0]
+	}
+	var coder errcode.ErrorCoder
+	if !errors.As(err, &coder) {
+		return "", 0
+	}
+	d := coder.ErrorCode().Descriptor()
+	if d.Value == errcode.ErrorCodeUnknown.Descriptor().Value {
+		return "", 0
+	}
+	return d.Value, d.HTTPStatusCode
+}
+
+// statusText finds the status in the errors that containers/image makes of an
+// answer it cannot parse; their type is not exported.
+var statusText = regexp.MustCompile(`(?:StatusCode: |error parsing HTTP |unexpected HTTP status: |status code )(\d{3})\b`)
+
+// httpStatus returns the status of the answer that err is about, 0 for none.
+func httpStatus(err error) int {
+	var unexpected docker.UnexpectedHTTPStatusError
+	var unauthorized docker.ErrUnauthorizedForCredentials
+	switch {
+	case errors.As(err, &unexpected):
+		return unexpected.StatusCode
+	case errors.As(err, &unauthorized):
+		return http.StatusUnauthorized
+	case errors.Is(err, docker.ErrTooManyRequests):
+		return http.StatusTooManyRequests
+	}
+	if _, status := registryCode(err); status != 0 {
+		return status
+	}
+	if m := statusText.FindStringSubmatch(err.Error()); m != nil {
+		status, _ := strconv.Atoi(m[1])
+		return status
+	}
+	return 0
+}
+
+func errnoRule(class result.Class, reason result.Reason, errnos ...syscall.Errno) func(error, direction) (verdict, bool) {
+	return func(err error, _ direction) (verdict, bool) {
+		for _, errno := range errnos {
+			// Storage unpacks layers in a child process, from which only text comes back.
+			if errors.Is(err, errno) || strings.Contains(err.Error(), errno.Error()) {
+				return verdict{class: class, reason: reason}, true
+			}
+		}
+		return verdict{}, false
+	}
+}
+
+func textRule(class result.Class, reason result.Reason, texts ...string) func(error, direction) (verdict, bool) {
+	return func(err error, _ direction) (verdict, bool) {
+		lower := strings.ToLower(err.Error())
+		for _, text := range texts {
+			if strings.Contains(lower, text) {
+				return verdict{class: class, reason: reason}, true
+			}
+		}
+		return verdict{}, false
+	}
+}
+
+// isNetwork tells whether err came from the network: an address that was not
+// found, a connection that was refused or broke, an answer that did not come.
+func isNetwork(err error) bool {
+	var op *net.OpError
+	var dns *net.DNSError
+	var timeout net.Error
+	var request *url.Error
+	switch {
+	case errors.As(err, &op), errors.As(err, &dns), errors.Is(err, net.ErrClosed),
+		errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF),
+		errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
+		errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH),
+		errors.As(err, &timeout) && timeout.Timeout(),
+		errors.As(err, &request):
+		return true
+	}
+	return false
+}
+
+// transferError makes the Error of a failed pull or push of what.
+func transferError(ctx context.Context, err error, d direction, what, host, credentials string) *Error {
+	v := classify(ctx, err, d)
+	if named := requestHost(err); named != "" {
+		host = named
+	}
+	doing := "pulling " + what
+	if d == pushing {
+		doing = "pushing " + what
+	}
+	var b strings.Builder
+	switch {
+	case v.class == result.ClassInterrupted:
+		fmt.Fprintf(&b, "stopped while %s", doing)
+	case v.reason == result.ReasonPushDenied:
+		fmt.Fprintf(&b, "%s denied the push of %s", host, what)
+	case v.class == result.ClassAuth && v.status != 0:
+		fmt.Fprintf(&b, "%s refused the credentials while %s", host, doing)
+	case v.status != 0:
+		fmt.Fprintf(&b, "%s answered %d %s while %s", host, v.status, http.StatusText(v.status), doing)
+	default:
+		fmt.Fprintf(&b, "%s failed", doing)
+	}
+	if v.class == result.ClassAuth && v.status != 0 {
+		fmt.Fprintf(&b, " (%d, %s)", v.status, credentials)
+	}
+	fmt.Fprintf(&b, ": %s", oneLine(err.Error()))
+	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, Err: err}
+}
+
+// requestHost is the host of the request that err is about, when it names one.
+func requestHost(err error) string {
+	var request *url.Error
+	if errors.As(err, &request) {
+		if u, parseErr := url.Parse(request.URL); parseErr == nil {
+			return u.Host
+		}
+	}
+	return ""
+}
+
+// oneLine folds white space, so that an error of several lines is one sentence.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// commandStatus is the exit status of the command that err is about, 0 when it
+// is about none.
+func commandStatus(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1)
+	}
+	return 0
+}

@@ -1,0 +1,290 @@
+package images
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/openshift/imagebuilder"
+	"github.com/openshift/imagebuilder/dockerfile/command"
+	"github.com/openshift/imagebuilder/dockerfile/parser"
+	"go.podman.io/buildah"
+	"go.podman.io/buildah/define"
+	"go.podman.io/common/pkg/config"
+	"go.podman.io/image/v5/transports"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// Containerfile is a Containerfile that was understood: what will be run, and
+// which images it needs.
+type Containerfile struct {
+	// Bases are the images that must be pulled, each once, in the order in which
+	// they are needed.
+	Bases []Base
+
+	stages []stage
+}
+
+// Base is an image that a Containerfile builds on or copies from.
+type Base struct {
+	// Name is the name as the Containerfile has it, with its arguments resolved.
+	Name string
+	// Line is where it is named first.
+	Line int
+	// Platform is that of FROM --platform, empty for that of the build.
+	Platform string
+	// From tells that the image is the base of a stage, whose steps run in it.
+	From bool
+}
+
+// stage is one stage that will be built.
+type stage struct {
+	name  string
+	named bool // with AS
+	steps []result.Step
+}
+
+// syntaxError is an error in the text of a Containerfile.
+func syntaxError(path string, line int, err error) *Error {
+	at := path
+	if line > 0 {
+		at = fmt.Sprintf("%s, line %d", path, line)
+	}
+	return &Error{
+		Reason: result.ReasonContainerfileInvalid, Class: result.ClassInput, Err: err,
+		Message: fmt.Sprintf("%s: %s", at, oneLine(err.Error())),
+	}
+}
+
+// ParseContainerfile reads a Containerfile with the parser that builds it and
+// finds the images that it needs for the target. The error is an *Error with the
+// reason ContainerfileInvalid that names the line.
+func ParseContainerfile(path string, text []byte, args map[string]string, target, platform string, contexts map[string]*define.AdditionalBuildContext) (*Containerfile, error) {
+	root, err := imagebuilder.ParseDockerfile(bytes.NewReader(text))
+	if err != nil {
+		return nil, syntaxError(path, errorLine(text, err), err)
+	}
+	if len(root.Children) == 0 {
+		return nil, syntaxError(path, 0, errors.New("it has no instruction"))
+	}
+	for _, node := range root.Children {
+		if err := checkInstruction(node); err != nil {
+			err := syntaxError(path, node.StartLine, err)
+			err.Step = &result.Step{Line: node.StartLine, Instruction: node.Original}
+			return nil, err
+		}
+	}
+	builder := imagebuilder.NewBuilder(args)
+	if platform != "" {
+		builder.BuiltinArgDefaults = maps.Clone(builder.BuiltinArgDefaults)
+		maps.Copy(builder.BuiltinArgDefaults, platformArgs(platform))
+	}
+	defaults, err := config.Default()
+	if err != nil {
+		return nil, invalid("containers.conf cannot be read", err)
+	}
+	builder.Env = append(defaults.GetDefaultEnv(), builder.Env...)
+	stages, err := imagebuilder.NewStages(root, builder)
+	if err != nil {
+		return nil, syntaxError(path, 0, err)
+	}
+	if target != "" {
+		through, ok := stages.ThroughTarget(target)
+		if !ok {
+			names := make([]string, len(stages))
+			for i, s := range stages {
+				names[i] = s.Name
+			}
+			return nil, syntaxError(path, 0, fmt.Errorf("it has no stage %q for --target; its stages are %s", target, strings.Join(names, ", ")))
+		}
+		stages = through
+	}
+	c := &collector{path: path, stages: stages, contexts: contexts, needed: map[int]bool{}, seen: map[string]int{}}
+	if err := c.need(len(stages) - 1); err != nil {
+		return nil, err
+	}
+	file := &Containerfile{Bases: c.bases}
+	for i, s := range stages {
+		if c.needed[i] {
+			file.stages = append(file.stages, describeStage(s))
+		}
+	}
+	return file, nil
+}
+
+// checkInstruction finds what the parser lets pass and the build refuses:
+// instructions that do not exist and arguments that are wrong whatever the
+// variables in them are.
+func checkInstruction(node *parser.Node) error {
+	if _, known := command.Commands[strings.ToLower(node.Value)]; !known {
+		return fmt.Errorf("unknown instruction %s", strings.ToUpper(node.Value))
+	}
+	if strings.EqualFold(node.Value, command.From) && node.Next == nil {
+		return errors.New("FROM needs the name of an image")
+	}
+	if strings.Contains(node.Original, "$") {
+		return nil
+	}
+	b := imagebuilder.NewBuilder(nil)
+	b.RunConfig.Image = buildah.BaseImageFakeName // RUN wants to come after a FROM
+	step := b.Step()
+	if err := step.Resolve(node); err != nil {
+		return err
+	}
+	return b.Run(step, imagebuilder.NoopExecutor, true)
+}
+
+// errorLine finds the line at which the parser stopped, which it does not say:
+// the first line without which there is no error.
+func errorLine(text []byte, want error) int {
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	for n := 1; n <= len(lines); n++ {
+		_, err := imagebuilder.ParseDockerfile(bytes.NewReader(bytes.Join(lines[:n], nil)))
+		if err != nil && err.Error() == want.Error() {
+			return n
+		}
+	}
+	return 0
+}
+
+func platformArgs(platform string) map[string]string {
+	parts := append(strings.Split(platform, "/"), "", "")
+	return map[string]string{"TARGETPLATFORM": platform, "TARGETOS": parts[0], "TARGETARCH": parts[1], "TARGETVARIANT": parts[2]}
+}
+
+// collector finds the stages that the target needs, and the images that these do.
+type collector struct {
+	path     string
+	stages   imagebuilder.Stages
+	contexts map[string]*define.AdditionalBuildContext
+	needed   map[int]bool
+	seen     map[string]int // name and platform of a base to its index
+	bases    []Base
+}
+
+// need marks a stage, and first those it depends on, as ones that will be built.
+func (c *collector) need(index int) error {
+	if c.needed[index] {
+		return nil
+	}
+	c.needed[index] = true
+	s := c.stages[index]
+	local := map[string]string{}
+	for _, node := range s.Node.Children {
+		for _, name := range imagesNamedBy(node) {
+			resolved, err := imagebuilder.ProcessWord(name, resolveArgs(s, local))
+			if err != nil {
+				return syntaxError(c.path, node.StartLine, err)
+			}
+			if err := c.use(index, node, resolved); err != nil {
+				return err
+			}
+		}
+		if strings.EqualFold(node.Value, command.Arg) {
+			for arg := node.Next; arg != nil; arg = arg.Next {
+				if name, value, ok := strings.Cut(arg.Value, "="); ok {
+					if v, err := imagebuilder.ProcessWord(value, resolveArgs(s, local)); err == nil {
+						local[name] = v
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// use follows a name to the stage or the image that it means.
+func (c *collector) use(index int, node *parser.Node, name string) error {
+	from := strings.EqualFold(node.Value, command.From)
+	if extra, ok := c.contexts[name]; ok {
+		if !extra.IsImage {
+			return nil
+		}
+		name = extra.Value
+	} else {
+		for i := index - 1; i >= 0; i-- {
+			if c.stages[i].Name == name || (!from && strconv.Itoa(i) == name) {
+				return c.need(i)
+			}
+		}
+	}
+	if name == "" || name == buildah.BaseImageFakeName {
+		return nil
+	}
+	if transport, _, ok := strings.Cut(name, ":"); ok && transport != "docker" && transports.Get(transport) != nil {
+		return nil // a file or a local store, which the build reads itself
+	}
+	platform := ""
+	if from {
+		for _, flag := range node.Flags {
+			if p, ok := strings.CutPrefix(flag, "--platform="); ok {
+				if resolved, err := imagebuilder.ProcessWord(p, resolveArgs(c.stages[index], nil)); err == nil {
+					platform = resolved
+				}
+			}
+		}
+	}
+	key := name + " " + platform
+	if i, ok := c.seen[key]; ok {
+		c.bases[i].From = c.bases[i].From || from
+		return nil
+	}
+	c.seen[key] = len(c.bases)
+	c.bases = append(c.bases, Base{Name: name, Line: node.StartLine, Platform: platform, From: from})
+	return nil
+}
+
+// imagesNamedBy returns the names of stages or images in an instruction.
+func imagesNamedBy(node *parser.Node) []string {
+	var names []string
+	switch strings.ToLower(node.Value) {
+	case command.From:
+		names = append(names, node.Next.Value)
+	case command.Copy, command.Add:
+		for _, flag := range node.Flags {
+			if name, ok := strings.CutPrefix(flag, "--from="); ok {
+				names = append(names, name)
+			}
+		}
+	case command.Run:
+		for _, flag := range node.Flags {
+			mount, ok := strings.CutPrefix(flag, "--mount=")
+			if !ok {
+				continue
+			}
+			for field := range strings.SplitSeq(mount, ",") {
+				if name, ok := strings.CutPrefix(field, "from="); ok {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// resolveArgs lists the arguments that a name may use; the first match counts.
+func resolveArgs(s imagebuilder.Stage, local map[string]string) []string {
+	var args []string
+	for _, m := range []map[string]string{s.Builder.Args, local, s.Builder.HeadingArgs, s.Builder.BuiltinArgDefaults} {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			args = append(args, k+"="+m[k])
+		}
+	}
+	return args
+}
+
+func describeStage(s imagebuilder.Stage) stage {
+	described := stage{name: s.Name, named: s.Name != strconv.Itoa(s.Position)}
+	for _, node := range s.Node.Children {
+		described.steps = append(described.steps, result.Step{
+			Stage: s.Name, Number: len(described.steps) + 1, Of: len(s.Node.Children),
+			Line: node.StartLine, Instruction: node.Original,
+		})
+	}
+	return described
+}

@@ -1,0 +1,260 @@
+package images
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/mountinfo"
+	"go.podman.io/buildah/pkg/parse"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/signature"
+	"go.podman.io/image/v5/types"
+	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/configfile"
+	"golang.org/x/sys/unix"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// Config is what an Engine needs to know of its surroundings.
+type Config struct {
+	// StorageRoot is the directory of the store, StorageDriver its driver; empty
+	// means what containers/storage is configured to use.
+	StorageRoot, StorageDriver string
+	// Isolation is buildah's word for how RUN steps are isolated; empty means chroot.
+	Isolation string
+	// TLSVerify false allows registries without TLS or with a certificate that
+	// nobody vouches for; nil means as registries.conf says.
+	TLSVerify *bool
+	// CertDir, RegistriesConf and SignaturePolicy are paths; empty means the
+	// places where containers/image looks.
+	CertDir, RegistriesConf, SignaturePolicy string
+	// Platform is OS/ARCH[/VARIANT]; empty means this machine's.
+	Platform string
+	// UserAgent is sent to registries.
+	UserAgent string
+	Output    Output
+}
+
+// Output is where an Engine says what it does.
+type Output struct {
+	Log *slog.Logger
+	// Lines makes a writer for text that consists of lines: steps, the output of
+	// RUN, the progress of copies. Closing it flushes a line that did not end.
+	Lines func() io.WriteCloser
+	// Terminal is where progress bars are drawn; nil draws none.
+	Terminal *os.File
+}
+
+// Engine is the store and the sandbox of one build.
+type Engine struct {
+	config    Config
+	log       *slog.Logger
+	store     storage.Store
+	sys       types.SystemContext // a template: operations change copies
+	tmp       string
+	isolation isolation
+}
+
+//go:embed policy.json
+var defaultPolicy []byte
+
+// Open finds out what can be built with: a directory for temporary files, the
+// store, the isolation of steps, the signature policy and the configuration of
+// registries. It talks to no registry. The error is an *Error whose reason is
+// StorageUnavailable or SettingsInvalid.
+func Open(config Config) (e *Engine, err error) {
+	e = &Engine{config: config, log: config.Output.Log}
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	options, err := storeOptions(config)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.makeTemp(options.GraphRoot); err != nil {
+		return nil, err
+	}
+	if e.store, err = storage.GetStore(options); err != nil {
+		return nil, unavailable(fmt.Sprintf("the store %s cannot be opened", options.GraphRoot), err)
+	}
+	if e.store.GraphDriverName() == "vfs" {
+		e.log.Warn("the store uses vfs, which copies every layer in full: a build of many layers is slow and needs several times the space of the image",
+			"store", e.store.GraphRoot())
+	}
+	if e.isolation, err = parseIsolation(config.Isolation); err != nil {
+		return nil, err
+	}
+	if err := e.configureRegistries(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Storage is the driver of the store.
+func (e *Engine) Storage() string { return e.store.GraphDriverName() }
+
+// StorageRoot is the directory of the store.
+func (e *Engine) StorageRoot() string { return e.store.GraphRoot() }
+
+// Isolation is the isolation of RUN steps.
+func (e *Engine) Isolation() string { return e.isolation.name }
+
+// TempDir is the directory of temporary files; it is gone after Close.
+func (e *Engine) TempDir() string { return e.tmp }
+
+// Close releases the store and removes temporary files. It may be called twice.
+func (e *Engine) Close() {
+	if e.store != nil {
+		if _, err := e.store.Shutdown(false); err != nil {
+			e.log.Debug("releasing the store", "error", err)
+		}
+		e.store = nil
+	}
+	if e.tmp != "" {
+		removeTemp(e.tmp, e.log)
+		e.tmp = ""
+	}
+}
+
+func unavailable(what string, err error) error {
+	return &Error{
+		Reason: result.ReasonStorageUnavailable, Class: result.ClassSandbox,
+		Message: fmt.Sprintf("%s: %v", what, err), Err: err,
+	}
+}
+
+func invalid(what string, err error) error {
+	return &Error{
+		Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox,
+		Message: fmt.Sprintf("%s: %v", what, err), Err: err,
+	}
+}
+
+func storeOptions(config Config) (storage.StoreOptions, error) {
+	options, err := storage.DefaultStoreOptions()
+	if err != nil {
+		return options, invalid("the configuration of containers/storage cannot be read", err)
+	}
+	if config.StorageDriver != "" && config.StorageDriver != options.GraphDriverName {
+		options.GraphDriverName = config.StorageDriver
+		// Options in storage.conf are those of the driver that is named there.
+		options.GraphDriverOptions = nil
+	}
+	if config.StorageRoot != "" {
+		root, err := filepath.Abs(config.StorageRoot)
+		if err != nil {
+			return options, unavailable("--storage-root "+config.StorageRoot, err)
+		}
+		if root != options.GraphRoot {
+			options.GraphRoot, options.ImageStore = root, ""
+			options.RunRoot = filepath.Join(root, "run")
+		}
+	}
+	if options.GraphDriverName == "" && len(options.GraphDriverPriority) == 0 {
+		options.GraphDriverPriority = []string{"overlay", "vfs"}
+	}
+	return options, nil
+}
+
+// makeTemp makes a directory for the temporary files of this build: in TMPDIR
+// when that is set, else beside the store, where there is room for layers and
+// where an overlay over the build context can be mounted. The libraries take it
+// from TMPDIR.
+func (e *Engine) makeTemp(graphRoot string) error {
+	parent, what := os.Getenv("TMPDIR"), "the directory of temporary files that TMPDIR names"
+	if parent == "" {
+		parent, what = filepath.Join(graphRoot, "tmp"), "the directory of temporary files beside the store"
+	}
+	err := os.MkdirAll(parent, 0o700)
+	if err == nil {
+		e.tmp, err = os.MkdirTemp(parent, "strata-")
+	}
+	if err == nil {
+		err = os.Setenv("TMPDIR", e.tmp)
+	}
+	if err != nil {
+		return unavailable(what+" cannot be used", err)
+	}
+	return nil
+}
+
+// removeTemp removes the directory, unmounting first what a build that ended
+// early left mounted there, so that nothing is deleted through a mount.
+func removeTemp(dir string, log *slog.Logger) {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	for i := len(mounts) - 1; i >= 0 && err == nil; i-- {
+		err = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	if err == nil {
+		err = os.RemoveAll(dir)
+	}
+	if err != nil {
+		log.Warn("temporary files are left behind", "directory", dir, "error", err)
+	}
+}
+
+// configureRegistries fills the system context and checks, before anything is
+// fetched, that the files it names can be read.
+func (e *Engine) configureRegistries() error {
+	e.sys = types.SystemContext{
+		DockerCertPath:           e.config.CertDir,
+		SystemRegistriesConfPath: e.config.RegistriesConf,
+		SignaturePolicyPath:      e.config.SignaturePolicy,
+		BigFilesTemporaryDir:     e.tmp,
+		DockerRegistryUserAgent:  e.config.UserAgent,
+	}
+	if verify := e.config.TLSVerify; verify != nil {
+		e.sys.DockerInsecureSkipTLSVerify = types.NewOptionalBool(!*verify)
+		e.sys.OCIInsecureSkipTLSVerify = !*verify
+	}
+	if e.config.Platform != "" {
+		var err error
+		e.sys.OSChoice, e.sys.ArchitectureChoice, e.sys.VariantChoice, err = parse.Platform(e.config.Platform)
+		if err != nil {
+			return invalid("--platform", fmt.Errorf("%q is not OS/ARCH or OS/ARCH/VARIANT: %w", e.config.Platform, err))
+		}
+	}
+	if e.config.RegistriesConf != "" {
+		if _, err := os.Stat(e.config.RegistriesConf); err != nil {
+			return invalid("the registries configuration cannot be read", err)
+		}
+	}
+	if _, err := sysregistriesv2.GetRegistries(&e.sys); err != nil {
+		return invalid("the registries configuration cannot be read", err)
+	}
+	return e.configurePolicy()
+}
+
+// configurePolicy makes sure that there is a signature policy: the one that was
+// named or found, which must be readable, or the built-in one where there is none.
+func (e *Engine) configurePolicy() error {
+	_, err := signature.DefaultPolicy(&e.sys)
+	switch {
+	case err == nil:
+		return nil
+	case !errors.Is(err, configfile.ErrConfigFileNotFound) || e.config.SignaturePolicy != "":
+		return invalid("the signature policy cannot be used", err)
+	}
+	path := filepath.Join(e.tmp, "policy.json")
+	if err := os.WriteFile(path, defaultPolicy, 0o600); err != nil {
+		return unavailable("the built-in signature policy cannot be written", err)
+	}
+	e.sys.SignaturePolicyPath = path
+	e.log.Info("No signature policy is configured: the built-in one accepts any image")
+	return nil
+}
+
+// system returns a copy of the system context that uses the given auth file.
+func (e *Engine) system(authFile string) *types.SystemContext {
+	sys := e.sys
+	sys.AuthFilePath = authFile
+	return &sys
+}

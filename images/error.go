@@ -1,0 +1,57 @@
+package images
+
+import (
+	"context"
+	"errors"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// Error is a failure with the facts that decide what it means.
+type Error struct {
+	Reason result.Reason
+	Class  result.Class
+	// Message is one sentence for a person: what failed, where, and why.
+	Message string
+	// Host is the registry that was talked to, with its port; Status what it
+	// answered, 0 when it did not.
+	Host   string
+	Status int
+	// RunExitCode is the exit status of the RUN step that failed, else 0.
+	RunExitCode int
+	Step        *result.Step
+	// Output is the end of what the failed step wrote.
+	Output string
+	// Err is the cause.
+	Err error
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap implements errors.Unwrap.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ExitCode is the status that a shell would have seen of the operation: that of
+// the failed RUN, or 1.
+func (e *Error) ExitCode() int { return max(e.RunExitCode, 1) }
+
+// AsError returns the *Error in the chain of err. An error that holds none is
+// one that the package did not expect: InternalError.
+func AsError(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &Error{Reason: result.ReasonInternalError, Message: err.Error(), Err: err}
+}
+
+// Stopped is the error of work that ctx ended: Interrupted, or DeadlineExceeded.
+func Stopped(ctx context.Context, when string) *Error {
+	v := classify(ctx, context.Cause(ctx), pulling)
+	what := "stopped by a signal"
+	if v.reason == result.ReasonDeadlineExceeded {
+		what = "the deadline passed"
+	}
+	return &Error{Reason: v.reason, Class: v.class, Message: what + " " + when, Err: context.Cause(ctx)}
+}

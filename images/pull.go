@@ -1,0 +1,118 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+
+	"go.podman.io/buildah/pkg/parse"
+	"go.podman.io/common/libimage"
+	"go.podman.io/common/pkg/config"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/shortnames"
+	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// CheckBases says which base image has a name that cannot be resolved to a
+// registry. It talks to none. containerfile is the path that a message names.
+func (e *Engine) CheckBases(containerfile string, bases []Base) error {
+	runtime, err := libimage.RuntimeFromStore(e.store, &libimage.RuntimeOptions{SystemContext: e.system("")})
+	if err != nil {
+		return unavailable("the store cannot be read", err)
+	}
+	for _, b := range bases {
+		if _, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err != nil {
+			return baseError(containerfile, b, fmt.Sprintf("%q is not the name of an image: %v", b.Name, err), err)
+		}
+		if b.Name != trimDocker(b.Name) || !shortnames.IsShortName(b.Name) {
+			continue
+		}
+		if exists, err := runtime.Exists(b.Name); err == nil && exists {
+			continue
+		}
+		if _, err := shortnames.Resolve(e.system(""), b.Name); err != nil {
+			return baseError(containerfile, b, fmt.Sprintf("%q is not a fully qualified image name: write the registry too, as in registry.example/%s (%v)", b.Name, b.Name, err), err)
+		}
+	}
+	return nil
+}
+
+func baseError(containerfile string, b Base, message string, err error) *Error {
+	return &Error{
+		Reason: result.ReasonBaseImageNotFound, Class: result.ClassInput, Err: err,
+		Message: fmt.Sprintf("%s, line %d: %s", containerfile, b.Line, oneLine(message)),
+	}
+}
+
+// Pull makes one attempt to bring a base image into the store. An image that is
+// there already, and for which no platform is asked for, is not fetched. bytes
+// is the size of the compressed blobs that came over the network.
+func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFile string) (bytes int64, err error) {
+	sys := e.system(authFile)
+	if b.Platform != "" {
+		if sys.OSChoice, sys.ArchitectureChoice, sys.VariantChoice, err = parse.Platform(b.Platform); err != nil {
+			return 0, syntaxError(containerfile, b.Line, err)
+		}
+	}
+	store, err := libimage.RuntimeFromStore(e.store, &libimage.RuntimeOptions{SystemContext: sys})
+	if err != nil {
+		return 0, unavailable("the store cannot be read", err)
+	}
+	lines := e.config.Output.Lines()
+	defer lines.Close()
+	meter := newMeter()
+	options := &libimage.PullOptions{CopyOptions: libimage.CopyOptions{
+		MaxRetries: new(uint), // attempts are counted by the caller alone
+		Writer:     e.reportWriter(lines),
+		Progress:   meter.events,
+	}}
+	images, err := store.Pull(ctx, b.Name, config.PullPolicyMissing, options)
+	bytes, _ = meter.total()
+	if err != nil {
+		host, credentials := b.Name, "no credentials"
+		if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil {
+			host, credentials = reference.Domain(ref), e.describeCredentials(authFile, ref)
+		}
+		failed := transferError(ctx, err, pulling, "the base image "+b.Name, host, credentials)
+		if failed.Class == result.ClassInput {
+			failed.Message = fmt.Sprintf("%s, line %d: %s", containerfile, b.Line, failed.Message)
+		}
+		return 0, failed
+	}
+	return bytes, checkPlatform(ctx, containerfile, b, images[0], sys)
+}
+
+// checkPlatform refuses a base whose steps could not run: an image that exists
+// for one architecture only is pulled whatever that is.
+func checkPlatform(ctx context.Context, containerfile string, b Base, image *libimage.Image, sys *types.SystemContext) error {
+	want := sys.ArchitectureChoice
+	if want == "" {
+		want = runtime.GOARCH
+	}
+	info, err := image.Inspect(ctx, nil)
+	if err != nil || info.Architecture == "" || info.Architecture == want || !b.From {
+		return nil //nolint:nilerr // what cannot be told is left to the build
+	}
+	return &Error{
+		Reason: result.ReasonWrongArchitecture, Class: result.ClassInput,
+		Message: fmt.Sprintf("%s, line %d: the base image %s is for %s/%s, but %s is being built: name another image, or the platform with --platform",
+			containerfile, b.Line, b.Name, info.Os, info.Architecture, want),
+		Err: errors.New("architecture differs"),
+	}
+}
+
+// reportWriter is where a copy says what it does: on the terminal, where it
+// draws bars, or in lines.
+func (e *Engine) reportWriter(lines io.Writer) io.Writer {
+	if e.config.Output.Terminal != nil {
+		return e.config.Output.Terminal
+	}
+	return lines
+}
+
+func trimDocker(name string) string { return strings.TrimPrefix(name, "docker://") }

@@ -1,0 +1,269 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	digest "github.com/opencontainers/go-digest"
+	imgspecv1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/common/pkg/config"
+	"go.podman.io/image/v5/copy"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/image"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/signature"
+	istorage "go.podman.io/image/v5/storage"
+	"go.podman.io/image/v5/transports/alltransports"
+	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// Destination is where an image goes: a registry, or a file or directory.
+type Destination struct {
+	// Name is how a message calls it.
+	Name string
+	// ref is the reference that is written to; for a file it is beside the file
+	// until the copy is complete.
+	ref  types.ImageReference
+	host string
+	// path and partial are set for a file or directory.
+	path, partial string
+	open          func(path string) (types.ImageReference, error)
+}
+
+// Path is the file or directory of a local destination, else empty.
+func (d *Destination) Path() string { return d.path }
+
+// Local tells whether the destination is a file or directory.
+func (d *Destination) Local() bool { return d.path != "" }
+
+// RegistryDestination parses the name of an image in a registry. A name without
+// a tag or digest gets the tag latest.
+func RegistryDestination(name string) (*Destination, error) {
+	named, err := reference.ParseNormalizedNamed(trimDocker(name))
+	if err != nil {
+		return nil, fmt.Errorf("%q is not the name of an image: %w", name, err)
+	}
+	if reference.Domain(named) == "docker.io" && !strings.HasPrefix(trimDocker(name), "docker.io/") {
+		return nil, fmt.Errorf("%q does not say which registry to push to: write it in full, as in registry.example/%s", name, name)
+	}
+	ref, err := docker.NewReference(reference.TagNameOnly(named))
+	if err != nil {
+		return nil, fmt.Errorf("%q cannot be pushed to: %w", name, err)
+	}
+	return &Destination{Name: reference.TagNameOnly(named).String(), ref: ref, host: reference.Domain(named)}, nil
+}
+
+// outputTransports are the transports that --output can write.
+var outputTransports = map[string]bool{"oci": true, "oci-archive": true, "docker-archive": true, "dir": true}
+
+// OutputDestination parses TRANSPORT:PATH[:NAME]. The path must not exist.
+func OutputDestination(spec string) (*Destination, error) {
+	transport, rest, ok := strings.Cut(spec, ":")
+	if !ok || !outputTransports[transport] || rest == "" {
+		return nil, fmt.Errorf("%q is not TRANSPORT:PATH with one of the transports oci, oci-archive, docker-archive and dir", spec)
+	}
+	path, suffix := rest, ""
+	if i := strings.IndexByte(rest, ':'); i >= 0 && transport != "dir" {
+		path, suffix = rest[:i], rest[i:]
+	}
+	if path == "" {
+		return nil, fmt.Errorf("%q names no path", spec)
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return nil, fmt.Errorf("%s exists: name a path that does not, or remove it", path)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	d := &Destination{Name: spec, path: absolute(path)}
+	d.partial = fmt.Sprintf("%s.partial-%d", d.path, os.Getpid())
+	d.open = func(path string) (types.ImageReference, error) {
+		return alltransports.ParseImageName(transport + ":" + path + suffix)
+	}
+	var err error
+	d.ref, err = d.open(d.partial)
+	return d, err
+}
+
+// CheckTag says what is wrong with the name of an image.
+func CheckTag(name string) error {
+	named, err := reference.ParseNormalizedNamed(trimDocker(name))
+	if err != nil {
+		return fmt.Errorf("%q is not the name of an image: %w", name, err)
+	}
+	if _, ok := named.(reference.Digested); ok {
+		return fmt.Errorf("%q has a digest, which an image that is yet to be built cannot have: name a tag", name)
+	}
+	return nil
+}
+
+// Push makes one attempt to copy the image id to the destination and returns the
+// digest of its manifest and the size of the blobs that were sent. Blobs that
+// the destination has are not sent again.
+func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compression, authFile string) (dig string, sent int64, err error) {
+	fail := func(err error) error {
+		credentials := "no credentials"
+		if named := d.ref.DockerReference(); named != nil && !d.Local() {
+			credentials = e.describeCredentials(authFile, named)
+		}
+		return transferError(ctx, err, pushing, d.Name, d.host, credentials)
+	}
+	src, err := istorage.Transport.NewStoreReference(e.store, nil, id)
+	if err != nil {
+		return "", 0, fail(err)
+	}
+	// What is pushed was built here, from images that the policy was asked about.
+	policy, err := signature.NewPolicyContext(&signature.Policy{
+		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
+	})
+	if err != nil {
+		return "", 0, fail(err)
+	}
+	defer policy.Destroy() //nolint:errcheck // it holds nothing that could be lost
+	sys := e.system(authFile)
+	if sys.CompressionFormat, err = c.algorithm(); err != nil {
+		return "", 0, err
+	}
+	sys.CompressionLevel = c.Level
+	if d.Local() {
+		if err := os.RemoveAll(d.partial); err != nil {
+			return "", 0, fail(err)
+		}
+		defer os.RemoveAll(d.partial)
+	}
+	lines := e.config.Output.Lines()
+	defer lines.Close()
+	meter := newMeter()
+	options := &copy.Options{
+		ReportWriter:     e.reportWriter(lines),
+		SourceCtx:        sys,
+		DestinationCtx:   sys,
+		Progress:         meter.events,
+		ProgressInterval: progressInterval,
+		// A format that was asked for is what arrives, also for blobs that the
+		// destination has in another one.
+		ForceCompressionFormat: sys.CompressionFormat != nil,
+	}
+	if conf, err := config.Default(); err == nil {
+		options.MaxParallelDownloads = conf.Engine.ImageParallelCopies
+	}
+	man, err := copy.Image(ctx, policy, d.ref, src, options)
+	_, skipped := meter.total()
+	if err != nil {
+		return "", 0, fail(err)
+	}
+	manifestDigest, err := manifest.Digest(man)
+	if err != nil {
+		return "", 0, fail(err)
+	}
+	if d.Local() {
+		if err := os.Rename(d.partial, d.path); err != nil {
+			return "", 0, fail(err)
+		}
+	}
+	return manifestDigest.String(), e.sentBytes(ctx, src, man, skipped), nil
+}
+
+// sentBytes adds up the blobs of the manifest that were not skipped. The copy
+// names blobs by their digest in the store, where layers are not compressed, so
+// the layers of both manifests are matched by their place.
+func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, man []byte, skipped map[string]bool) int64 {
+	pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
+	if err != nil {
+		return 0
+	}
+	img, err := src.NewImage(ctx, &e.sys)
+	if err != nil {
+		return 0
+	}
+	defer img.Close()
+	var sent int64
+	stored := img.LayerInfos()
+	for i, layer := range pushed.LayerInfos() {
+		if i < len(stored) && !skipped[stored[i].Digest.String()] {
+			sent += layer.Size
+		}
+	}
+	if info := pushed.ConfigInfo(); !skipped[info.Digest.String()] {
+		sent += info.Size
+	}
+	return sent
+}
+
+// Verify makes one attempt to confirm that the destination has the image under
+// the digest that was pushed.
+func (e *Engine) Verify(ctx context.Context, d *Destination, want, authFile string) error {
+	got, err := e.confirm(ctx, d, want, authFile)
+	if err != nil {
+		failed := transferError(ctx, err, pushing, d.Name, d.host, "while it was verified")
+		if failed.Status == 404 {
+			failed.Class, failed.Reason = result.ClassTransient, result.ReasonDigestMismatch
+		}
+		return failed
+	}
+	if got != want {
+		return &Error{
+			Reason: result.ReasonDigestMismatch, Class: result.ClassTransient, Host: d.host,
+			Message: fmt.Sprintf("%s was pushed as %s, but %s has %s there", d.Name, want, d.host, got),
+		}
+	}
+	return nil
+}
+
+func (e *Engine) confirm(ctx context.Context, d *Destination, want, authFile string) (string, error) {
+	if !d.Local() {
+		ref, err := reference.WithDigest(reference.TrimNamed(d.ref.DockerReference()), digest.Digest(want))
+		if err != nil {
+			return "", err
+		}
+		byDigest, err := docker.NewReference(ref)
+		if err != nil {
+			return "", err
+		}
+		got, err := docker.GetDigest(ctx, e.system(authFile), byDigest)
+		return got.String(), err
+	}
+	ref, err := d.open(d.path)
+	if err != nil {
+		return "", err
+	}
+	src, err := ref.NewImageSource(ctx, e.system(authFile))
+	if err != nil {
+		return "", err
+	}
+	defer src.Close()
+	man, _, err := image.UnparsedInstance(src, nil).Manifest(ctx)
+	if err != nil {
+		return "", err
+	}
+	got, err := manifest.Digest(man)
+	return got.String(), err
+}
+
+// Pushed asks the destination for an image of the build with this id and returns
+// its digest, empty when the image there is another one or there is none.
+func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile string) (string, error) {
+	src, err := d.ref.NewImageSource(ctx, e.system(authFile))
+	if err != nil {
+		return "", transferError(ctx, err, pulling, d.Name, d.host, "no credentials")
+	}
+	defer src.Close()
+	man, mime, err := image.UnparsedInstance(src, nil).Manifest(ctx)
+	if err != nil {
+		return "", transferError(ctx, err, pulling, d.Name, d.host, e.describeCredentials(authFile, d.ref.DockerReference()))
+	}
+	if mime != imgspecv1.MediaTypeImageManifest {
+		return "", nil // only OCI manifests have annotations
+	}
+	oci, err := manifest.OCI1FromManifest(man)
+	if err != nil || oci.Annotations[BuildIDAnnotation] != buildID {
+		return "", err
+	}
+	found, err := manifest.Digest(man)
+	return found.String(), err
+}

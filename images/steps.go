@@ -1,0 +1,176 @@
+package images
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// stepTracker follows a build through its steps. It prints each as buildah does,
+// and knows at which step of the Containerfile a build that failed was.
+type stepTracker struct {
+	out  io.Writer
+	tail tail
+
+	mu      sync.Mutex
+	stages  []*stageProgress
+	current *stageProgress
+}
+
+type stageProgress struct {
+	stage
+	index   int
+	started bool
+	next    int // the step of the Containerfile that comes next
+	printed int // the steps that were printed, also those of no Containerfile
+	last    result.Step
+}
+
+func newStepTracker(file *Containerfile, out io.Writer) *stepTracker {
+	t := &stepTracker{out: out}
+	for i, s := range file.stages {
+		t.stages = append(t.stages, &stageProgress{stage: s, index: i})
+	}
+	return t
+}
+
+// log is the callback that buildah calls before each step: with "FROM %s" at the
+// beginning of a stage, with "COMMIT ..." at the end of the last, and with the
+// text of the instruction between.
+func (t *stepTracker) log(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tail.reset()
+	if strings.HasPrefix(format, "COMMIT") {
+		fmt.Fprintf(t.out, "%s%s\n", t.prefix(), text)
+		return
+	}
+	t.advance(format, text)
+	fmt.Fprintf(t.out, "%sSTEP %d/%d: %s\n", t.prefix(), t.current.last.Number, t.current.last.Of, text)
+}
+
+// advance finds out to which stage the step belongs. Stages run one after the
+// other, or, with more than one job, mixed; the text of the next instruction
+// of each tells which one it is.
+func (t *stepTracker) advance(format, text string) {
+	s := t.current
+	switch {
+	case strings.HasPrefix(format, "FROM "):
+		s = t.begin(text)
+	default:
+		for _, candidate := range append([]*stageProgress{t.current}, t.stages...) {
+			if candidate != nil && candidate.started && candidate.expects(text) {
+				s = candidate
+				break
+			}
+		}
+	}
+	if s == nil { // nothing is known of a stage that never began
+		s = &stageProgress{stage: stage{name: "0"}}
+	}
+	t.current = s
+	s.printed++
+	s.last = result.Step{Stage: s.name, Number: s.printed, Of: max(len(s.steps), s.printed), Instruction: text}
+	if s.next < len(s.steps) && (strings.HasPrefix(format, "FROM ") || s.expects(text)) {
+		s.last.Line, s.last.Instruction = s.steps[s.next].Line, s.steps[s.next].Instruction
+		s.next++
+	}
+}
+
+// begin finds the stage whose FROM was printed: the one with that name, or the
+// first that has none and has not begun.
+func (t *stepTracker) begin(text string) *stageProgress {
+	for _, s := range t.stages {
+		if !s.started && s.named && strings.HasSuffix(text, " AS "+s.name) {
+			s.started = true
+			return s
+		}
+	}
+	for _, s := range t.stages {
+		if !s.started && !s.named {
+			s.started = true
+			return s
+		}
+	}
+	return t.current
+}
+
+// expects tells whether text is the next instruction of the stage. What buildah
+// prints has the heredocs of the instruction behind it.
+func (s *stageProgress) expects(text string) bool {
+	return s.next < len(s.steps) && strings.HasPrefix(text, s.steps[s.next].Instruction)
+}
+
+func (t *stepTracker) prefix() string {
+	if len(t.stages) > 1 && t.current != nil {
+		return fmt.Sprintf("[%d/%d] ", t.current.index+1, len(t.stages))
+	}
+	return ""
+}
+
+// failed returns the step at which the build was when it ended with err, nil
+// when it never came to one.
+func (t *stepTracker) failed(err error) *result.Step {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == nil {
+		return nil
+	}
+	for _, s := range t.stages { // with several jobs the last one printed need not be it
+		if s.started && strings.Contains(err.Error(), fmt.Sprintf("STEP %q", s.last.Instruction)) {
+			step := s.last
+			return &step
+		}
+	}
+	step := t.current.last
+	return &step
+}
+
+// tailBytes is how much of a step's output is kept for the report of its failure.
+const tailBytes = 4096
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+// Write implements io.Writer.
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - tailBytes; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = t.buf[:0]
+}
+
+// text returns what the step itself wrote, without what buildah added at its end.
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := string(t.buf)
+	for _, n := range noise {
+		if i := strings.Index(text, n); i >= 0 {
+			text = text[:i]
+		}
+	}
+	return strings.TrimSpace(text)
+}
+
+// last returns the last line of the text.
+func (t *tail) last() string {
+	text := t.text()
+	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
+}

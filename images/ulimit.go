@@ -1,0 +1,77 @@
+package images
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/moby/sys/capability"
+	"go.podman.io/common/pkg/config"
+	"golang.org/x/sys/unix"
+)
+
+// stepLimit is the number of open files and of processes that buildah asks for
+// where nobody says otherwise (run_linux.go, as RLIMIT_NOFILE and RLIMIT_NPROC).
+const stepLimit = 1048576
+
+// clampUlimits returns the limits for RUN steps such that each can be set:
+// without CAP_SYS_RESOURCE a hard limit cannot be raised, and a step that asks
+// for it fails before it starts. A warning says what was lowered.
+func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
+	conf, err := config.Default()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading containers.conf: %w", err)
+	}
+	raise, err := hasCapability(capability.CAP_SYS_RESOURCE)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The last mention of a limit counts, so that flags override containers.conf.
+	specs := slices.Concat(
+		[]string{fmt.Sprintf("nofile=%d:%d", stepLimit, stepLimit), fmt.Sprintf("nproc=%d:%d", stepLimit, stepLimit)},
+		conf.Containers.DefaultUlimits.Get(), asked)
+	order := []string{}
+	limits := map[string]*units.Ulimit{}
+	for _, spec := range specs {
+		u, err := units.ParseUlimit(spec)
+		if err != nil {
+			return nil, nil, fmt.Errorf("ulimit %q: %w", spec, err)
+		}
+		if limits[u.Name] == nil {
+			order = append(order, u.Name)
+		}
+		limits[u.Name] = u
+	}
+	for _, name := range order {
+		u := limits[name]
+		if warning, err := clampUlimit(u, raise); err != nil {
+			return nil, nil, err
+		} else if warning != "" {
+			warnings = append(warnings, warning)
+		}
+		ulimits = append(ulimits, u.String())
+	}
+	return ulimits, warnings, nil
+}
+
+func clampUlimit(u *units.Ulimit, raise bool) (warning string, err error) {
+	r, err := u.GetRlimit()
+	if err != nil {
+		return "", fmt.Errorf("ulimit %s: %w", u.Name, err)
+	}
+	var have unix.Rlimit
+	if err := unix.Getrlimit(r.Type, &have); err != nil {
+		return "", fmt.Errorf("reading the limit %s of this process: %w", u.Name, err)
+	}
+	if raise || r.Hard <= have.Max {
+		return "", nil
+	}
+	hard := int64(have.Max) //nolint:gosec // below a limit that was parsed as int64
+	u.Soft, u.Hard = min(u.Soft, hard), hard
+	if u.Soft < 0 {
+		u.Soft = hard
+	}
+	return fmt.Sprintf("RUN steps get %s=%d instead of %d: the hard limit of this process cannot be raised without CAP_SYS_RESOURCE",
+		strings.ToLower(u.Name), hard, int64(r.Hard)), nil //nolint:gosec // printed as it was given
+}
