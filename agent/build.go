@@ -20,7 +20,6 @@ type build struct {
 	result   result.Result
 
 	engine  *images.Engine
-	file    *images.Containerfile
 	pulled  map[images.Base]bool
 	imageID string
 	digest  string
@@ -73,8 +72,10 @@ func (b *build) phases(ctx context.Context) error {
 	}
 	attempts := b.settings.MaxRetries
 	if !b.alreadyPushed(ctx) {
-		if err := b.phase(ctx, result.Pull, attempts, b.pull); err != nil {
-			return err
+		if b.hasBases() {
+			if err := b.phase(ctx, result.Pull, attempts, b.pull); err != nil {
+				return err
+			}
 		}
 		if err := b.phase(ctx, result.Build, attempts, b.build); err != nil {
 			return err
@@ -202,12 +203,18 @@ func (b *build) alreadyPushed(ctx context.Context) bool {
 	return true
 }
 
-// pull brings the base images into the store. A Containerfile that cannot be
-// understood has no bases: it fails in the build, to which it belongs.
+// hasBases tells whether there is anything to pull. A Containerfile that cannot
+// be understood names no image: it fails in the build, to which it belongs.
+func (b *build) hasBases() bool {
+	file, err := b.engine.Parse(b.settings.BuildSpec)
+	return err == nil && len(file.Bases) > 0
+}
+
+// pull brings the base images into the store.
 func (b *build) pull(ctx context.Context) error {
 	file, err := b.engine.Parse(b.settings.BuildSpec)
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return err
 	}
 	if err := b.engine.CheckBases(b.settings.Containerfile, file.Bases); err != nil {
 		return err
@@ -228,12 +235,13 @@ func (b *build) pull(ctx context.Context) error {
 }
 
 // build reads the Containerfile and runs its steps.
-func (b *build) build(ctx context.Context) (err error) {
-	if b.file, err = b.engine.Parse(b.settings.BuildSpec); err != nil {
+func (b *build) build(ctx context.Context) error {
+	file, err := b.engine.Parse(b.settings.BuildSpec)
+	if err != nil {
 		return err
 	}
 	b.readSecrets()
-	b.imageID, err = b.engine.Build(ctx, b.settings.BuildSpec, b.file)
+	b.imageID, err = b.engine.Build(ctx, b.settings.BuildSpec, file)
 	return err
 }
 

@@ -42,7 +42,7 @@ func deliver(s *Settings, r *result.Result, streams Streams) {
 const outputLines = 10
 
 // explainFailure says in a few lines what went wrong and what to do about it.
-func explainFailure(c *console, r *result.Result, containerfile, output string) {
+func explainFailure(c *console, r *result.Result, output string) {
 	entry := r.Reason.Entry()
 	if c.json {
 		c.log.Error("Build failed", "reason", string(r.Reason), "phase", string(r.Phase), "message", r.Message, "remedy", entry.Remedy)
@@ -54,16 +54,7 @@ func explainFailure(c *console, r *result.Result, containerfile, output string) 
 	}
 	c.text("")
 	c.text(fmt.Sprintf("The build %s in phase %s: %s", word, r.Phase, r.Reason))
-	if st := r.Step; st != nil {
-		at := fmt.Sprintf("  step %d/%d of stage %s", st.Number, st.Of, st.Stage)
-		if st.Number == 0 {
-			at = "  instruction"
-		}
-		if st.Line > 0 {
-			at += fmt.Sprintf(", %s:%d", containerfile, st.Line)
-		}
-		c.text(at + ": " + oneLine(st.Instruction))
-	}
+	c.text("  " + r.Message)
 	if output != "" {
 		lines := strings.Split(output, "\n")
 		if more := len(lines) - outputLines; more > 0 {
@@ -73,6 +64,5 @@ func explainFailure(c *console, r *result.Result, containerfile, output string) 
 			c.text("  | " + line)
 		}
 	}
-	c.text("  " + r.Message)
 	c.text("  What to do: " + entry.Remedy)
 }

@@ -48,7 +48,7 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 		r.Message = got.message
 	}
 	r.FinishedAt = time.Now().UTC()
-	explainFailure(c, r, s.Containerfile, "")
+	explainFailure(c, r, "")
 	deliver(s, r, streams)
 	return result.ExitCode(r.ExitCode)
 }

@@ -48,7 +48,7 @@ func work(s *Settings, streams Streams) result.ExitCode {
 			fmt.Fprintln(streams.Out, b.imageID)
 		}
 	} else {
-		explainFailure(c, r, s.Containerfile, b.output)
+		explainFailure(c, r, b.output)
 	}
 	if err := json.NewEncoder(pipe).Encode(r); err != nil {
 		c.log.Error("The result cannot be handed on", "error", err)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -156,15 +156,13 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	if err != nil {
 		return "", err
 	}
-	stdout, stderr := e.config.Output.Lines(), e.config.Output.Lines()
-	defer stdout.Close()
-	defer stderr.Close()
+	stdout, stderr := steps.output(lines), steps.output(lines)
 	options.Log = steps.log
-	options.Out = io.MultiWriter(stdout, &steps.tail)
-	options.Err = io.MultiWriter(stderr, &steps.tail)
+	options.Out, options.Err = stdout, stderr
 	options.ReportWriter = e.reportWriter(lines)
 
 	id, _, err = imagebuildah.BuildDockerfiles(ctx, e.store, options, spec.Containerfile)
+	_, _ = stdout.Close(), stderr.Close()
 	if err != nil {
 		return "", e.buildError(ctx, err, spec, steps)
 	}
@@ -176,8 +174,9 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 	if err != nil {
 		return define.BuildOptions{}, invalid("--ulimit", err)
 	}
-	for _, w := range warnings {
-		e.log.Warn(w)
+	if len(warnings) > 0 && !e.warned {
+		e.warned = true
+		e.log.Warn("RUN steps get lower limits than asked for, since this process may not raise its own (no CAP_SYS_RESOURCE): " + strings.Join(warnings, ", "))
 	}
 	format, err := cli.GetFormat(spec.Format)
 	if err != nil {
@@ -252,29 +251,19 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 	return options, nil
 }
 
-// noise is what buildah's helper processes say of a step that failed: the exit
-// status, which the Result has, once for each process that passes it on.
-var noise = []string{"subprocess exited with status ", "subprocess exited on ", "error building at STEP"}
-
 // buildError makes the Error of a failed build.
 func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker) error {
 	step := steps.failed(err)
-	at := spec.Containerfile
-	if step != nil {
-		at = fmt.Sprintf("step %d/%d of stage %s", step.Number, step.Of, step.Stage)
-		if step.Line > 0 {
-			at += fmt.Sprintf(" (%s, line %d)", spec.Containerfile, step.Line)
-		}
-		at += ": " + oneLine(step.Instruction)
-	}
-	instruction := ""
-	if step != nil {
-		instruction, _, _ = strings.Cut(strings.ToUpper(strings.TrimSpace(step.Instruction)), " ")
-	}
 	failed := &Error{Step: step, Err: err}
 	v := classify(ctx, err, pulling)
+	at, instruction := spec.Containerfile, ""
+	if step != nil {
+		at = describeStep(step, spec.Containerfile)
+		instruction, _, _ = strings.Cut(strings.ToUpper(strings.TrimSpace(step.Instruction)), " ")
+	}
+	cause, atStep := stepCause(err)
+	text := oneLine(cause.Error())
 	status := commandStatus(err)
-	text := oneLine(err.Error())
 	switch {
 	case v.class == result.ClassInterrupted:
 		failed.Class, failed.Reason = v.class, v.reason
@@ -283,24 +272,31 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
 		failed.RunExitCode = status
 		failed.Output = steps.tail.text()
-		failed.Message = fmt.Sprintf("%s exited %d", at, status)
+		failed.Message = fmt.Sprintf("%s: exited %d", at, status)
 		if last := steps.tail.last(); last != "" {
 			failed.Message += ": " + last
 		}
-		if strings.Contains(steps.tail.text(), "exec format error") {
+		if strings.Contains(failed.Output, "exec format error") {
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
 		}
-	case (instruction == "COPY" || instruction == "ADD") && isMissingSource(err):
-		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
-		failed.Message = fmt.Sprintf("%s: %s; the build context is %s", at, strings.ReplaceAll(text, contextMount(text), ""), absolute(spec.Context))
+	case instruction == "COPY" || instruction == "ADD":
+		if missing := missingSource(text); missing != "" {
+			failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
+			failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missing, text, step.Instruction, spec.Context))
+			break
+		}
+		fallthrough
 	case v.reason != result.ReasonPullFailed:
 		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
 		failed.Host = requestHost(err)
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
-	case step != nil && strings.Contains(text, "STEP"):
+		if v.reason == result.ReasonPullFailed {
+			failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
+		}
+	case atStep:
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
-		if instruction != "RUN" && instruction != "COPY" && instruction != "ADD" {
+		if instruction != "RUN" {
 			failed.Reason = result.ReasonContainerfileInvalid
 		}
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
@@ -311,25 +307,56 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 	return failed
 }
 
-// isMissingSource recognises what buildah says of a COPY whose source is not
-// there; it comes from another process, as text.
-func isMissingSource(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, "no such file or directory") || strings.Contains(text, "no items matching glob")
+func describeStep(step *result.Step, containerfile string) string {
+	at := fmt.Sprintf("step %d/%d of stage %s", step.Number, step.Of, step.Stage)
+	if step.Line > 0 {
+		at += fmt.Sprintf(" (%s, line %d)", containerfile, step.Line)
+	}
+	return at + ": " + oneLine(step.Instruction)
 }
 
-// contextMount returns the directory at which buildah mounted the build context,
-// which means nothing to a reader.
-func contextMount(text string) string {
-	start := strings.Index(text, os.Getenv("TMPDIR"))
-	if start < 0 {
-		return "\x00"
+// stepCause returns what went wrong in a step, without buildah's mention of the
+// step, and whether it was in a step at all.
+func stepCause(err error) (cause error, atStep bool) {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if strings.HasPrefix(e.Error(), "building at STEP ") || strings.HasPrefix(e.Error(), "resolving step ") {
+			if inner := errors.Unwrap(e); inner != nil {
+				return inner, true
+			}
+		}
 	}
-	end := start + strings.IndexAny(text[start:]+" ", " \":,")
-	if i := strings.Index(text[start:end], "/merge"); i >= 0 {
-		end = start + i + len("/merge")
+	return err, false
+}
+
+// missing finds the path in what buildah says of a source that is not there. It
+// comes from another process, as text.
+var missing = regexp.MustCompile(`(?:stat: "([^"]+)": no such file or directory|no items matching glob "([^"]+)")`)
+
+func missingSource(text string) string {
+	m := missing.FindStringSubmatch(text)
+	if m == nil {
+		return ""
 	}
-	return text[start:end]
+	return m[1] + m[2]
+}
+
+// describeMissing says where the source was looked for.
+func describeMissing(path, text, instruction, context string) string {
+	// The path is below a directory at which buildah mounted the context.
+	if i := strings.Index(path, "/merge/"); i >= 0 {
+		path = path[i+len("/merge"):]
+	}
+	where := "the build context " + absolute(context)
+	for word := range strings.FieldsSeq(instruction) {
+		if from, ok := strings.CutPrefix(word, "--from="); ok {
+			where = from
+		}
+	}
+	why := ""
+	if strings.Contains(text, "filtered out") {
+		why = ", or is excluded by its ignore file"
+	}
+	return fmt.Sprintf("%q is not in %s%s", strings.TrimPrefix(path, "/"), where, why)
 }
 
 func absolute(path string) string {

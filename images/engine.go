@@ -59,6 +59,7 @@ type Engine struct {
 	sys       types.SystemContext // a template: operations change copies
 	tmp       string
 	isolation isolation
+	warned    bool // that limits were lowered
 }
 
 //go:embed policy.json

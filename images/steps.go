@@ -1,8 +1,11 @@
 package images
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -130,46 +133,90 @@ func (t *stepTracker) failed(err error) *result.Step {
 	return &step
 }
 
-// tailBytes is how much of a step's output is kept for the report of its failure.
-const tailBytes = 4096
+// output returns a writer for what a step writes: it passes it on to out by
+// whole lines, and keeps the end.
+func (t *stepTracker) output(out io.Writer) io.WriteCloser {
+	return &stepOutput{out: out, tail: &t.tail}
+}
 
-// tail keeps the end of what is written to it.
-type tail struct {
+// exitNotice is what buildah's helper processes write behind the output of a
+// step that failed, each of them: its exit status, which is reported anyway.
+var exitNotice = regexp.MustCompile(`subprocess exited (with status \d+|on [a-z ]+)$`)
+
+type stepOutput struct {
+	out  io.Writer
+	tail *tail
+
 	mu  sync.Mutex
 	buf []byte
 }
 
 // Write implements io.Writer.
-func (t *tail) Write(p []byte) (int, error) {
+func (o *stepOutput) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.buf = append(o.buf, p...)
+	for {
+		i := bytes.IndexByte(o.buf, '\n')
+		if i < 0 {
+			return len(p), nil
+		}
+		line := o.buf[:i]
+		o.buf = o.buf[i+1:]
+		if notice := exitNotice.FindIndex(line); notice != nil {
+			if line = line[:notice[0]]; len(line) == 0 {
+				continue
+			}
+		}
+		o.tail.add(string(line))
+		if _, err := fmt.Fprintf(o.out, "%s\n", line); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Close writes a line that did not end.
+func (o *stepOutput) Close() error {
+	if len(o.buf) == 0 {
+		return nil
+	}
+	_, err := o.Write([]byte{'\n'})
+	return err
+}
+
+// tailLines is how many lines of a step's output are kept for the report of its
+// failure.
+const tailLines = 20
+
+// tail keeps the last lines that are added to it.
+type tail struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (t *tail) add(line string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if over := len(t.buf) - tailBytes; over > 0 {
-		t.buf = append(t.buf[:0], t.buf[over:]...)
+	t.lines = append(t.lines, line)
+	if over := len(t.lines) - tailLines; over > 0 {
+		t.lines = slices.Delete(t.lines, 0, over)
 	}
-	return len(p), nil
 }
 
 func (t *tail) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = t.buf[:0]
+	t.lines = nil
 }
 
-// text returns what the step itself wrote, without what buildah added at its end.
+// text returns the lines.
 func (t *tail) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	text := string(t.buf)
-	for _, n := range noise {
-		if i := strings.Index(text, n); i >= 0 {
-			text = text[:i]
-		}
-	}
-	return strings.TrimSpace(text)
+	return strings.TrimSpace(strings.Join(t.lines, "\n"))
 }
 
-// last returns the last line of the text.
+// last returns the last line that is not empty.
 func (t *tail) last() string {
 	text := t.text()
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])

@@ -3,7 +3,6 @@ package images
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/docker/go-units"
 	"github.com/moby/sys/capability"
@@ -17,7 +16,8 @@ const stepLimit = 1048576
 
 // clampUlimits returns the limits for RUN steps such that each can be set:
 // without CAP_SYS_RESOURCE a hard limit cannot be raised, and a step that asks
-// for it fails before it starts. A warning says what was lowered.
+// for it fails before it starts. The warnings say what
+// was lowered.
 func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	conf, err := config.Default()
 	if err != nil {
@@ -67,11 +67,10 @@ func clampUlimit(u *units.Ulimit, raise bool) (warning string, err error) {
 	if raise || r.Hard <= have.Max {
 		return "", nil
 	}
-	hard := int64(have.Max) //nolint:gosec // below a limit that was parsed as int64
+	asked, hard := u.Hard, int64(have.Max) //nolint:gosec // below a limit that was parsed as int64
 	u.Soft, u.Hard = min(u.Soft, hard), hard
 	if u.Soft < 0 {
 		u.Soft = hard
 	}
-	return fmt.Sprintf("RUN steps get %s=%d instead of %d: the hard limit of this process cannot be raised without CAP_SYS_RESOURCE",
-		strings.ToLower(u.Name), hard, int64(r.Hard)), nil //nolint:gosec // printed as it was given
+	return fmt.Sprintf("%s=%d instead of %d", u.Name, hard, asked), nil
 }
