@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/strata-build/strata/agent/result"
@@ -54,6 +55,7 @@ func (b *build) run(ctx context.Context, userNS string) (r *result.Result) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.settings.Deadline)
 		defer cancel()
+		defer stopStepsAtDeadline(ctx)()
 	}
 	if err := b.phases(ctx); err != nil {
 		b.fail(err)
@@ -63,6 +65,16 @@ func (b *build) run(ctx context.Context, userNS string) (r *result.Result) {
 	b.result.Digest = b.digest
 	b.result.Message = b.summary()
 	return r
+}
+
+// stopStepsAtDeadline makes the deadline known to the steps that run: buildah
+// stops these on a signal, not when a context ends.
+func stopStepsAtDeadline(ctx context.Context) (cancel func() bool) {
+	return context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		}
+	})
 }
 
 // phases runs them in their order; the first that fails for good ends the build.

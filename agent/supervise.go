@@ -39,7 +39,7 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 		r.Conclude(e.Reason)
 		r.Message = e.Message
 		r.Attempts = []result.Attempt{{Phase: result.Prepare, N: 1, Of: 1, Class: e.Class, Error: e.Message}}
-	} else if got := watch(w, results, signals); got.result != nil {
+	} else if got := watch(w, results, signals, s.Deadline); got.result != nil {
 		r = got.result
 		deliver(s, r, streams)
 		return result.ExitCode(r.ExitCode)
@@ -94,7 +94,8 @@ type end struct {
 }
 
 // watch waits for the worker, passing signals on, and leaves no process behind.
-func watch(w *images.Worker, results *os.File, signals <-chan os.Signal) end {
+// The worker ends by itself at the deadline, 0 for none, or is ended soon after.
+func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadline time.Duration) end {
 	defer results.Close()
 	ended := make(chan error, 1)
 	delivered := make(chan *result.Result, 1)
@@ -110,17 +111,23 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal) end {
 	orphans := time.NewTicker(time.Second)
 	defer orphans.Stop()
 
-	var signalled os.Signal
-	var expired <-chan time.Time
+	var late <-chan time.Time
+	if deadline > 0 {
+		late = time.After(deadline + grace)
+	}
+	killed := end{reason: result.ReasonDeadlineExceeded, message: fmt.Sprintf("the deadline of %v passed; the build did not end by itself within %v", deadline, grace)}
+	stopping := false
 	for {
 		select {
 		case sig := <-signals:
-			if signalled == nil {
-				signalled = sig
-				expired = time.After(grace)
+			if !stopping {
+				stopping = true
+				late = time.After(grace)
+				killed = end{reason: result.ReasonInterrupted, message: fmt.Sprintf("stopped by a signal (%v); the build did not end by itself within %v", sig, grace)}
 			}
 			_ = w.Cmd.Process.Signal(syscall.SIGTERM)
-		case <-expired:
+		case <-late:
+			stopping = true
 			killDescendants()
 			_ = w.Cmd.Process.Kill()
 		case <-orphans.C:
@@ -131,8 +138,8 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal) end {
 			if r := <-delivered; r != nil {
 				return end{result: r}
 			}
-			if signalled != nil {
-				return end{reason: result.ReasonInterrupted, message: fmt.Sprintf("stopped by a signal (%v); the build did not end by itself within %v", signalled, grace)}
+			if stopping {
+				return killed
 			}
 			return end{reason: result.ReasonInternalError, message: fmt.Sprintf("the process that builds ended without a result: %v%s", err, perhapsKilled(w))}
 		}

@@ -69,34 +69,34 @@ var defaultPolicy []byte
 // store, the isolation of steps, the signature policy and the configuration of
 // registries. It talks to no registry. The error is an *Error whose reason is
 // StorageUnavailable or SettingsInvalid.
-func Open(config Config) (e *Engine, err error) {
-	e = &Engine{config: config, log: config.Output.Log}
-	defer func() {
-		if err != nil {
-			e.Close()
-		}
-	}()
-	options, err := storeOptions(config)
-	if err != nil {
+func Open(config Config) (*Engine, error) {
+	e := &Engine{config: config, log: config.Output.Log}
+	if err := e.open(); err != nil {
+		e.Close()
 		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Engine) open() error {
+	options, err := storeOptions(e.config)
+	if err != nil {
+		return err
 	}
 	if err := e.makeTemp(options.GraphRoot); err != nil {
-		return nil, err
+		return err
 	}
 	if e.store, err = storage.GetStore(options); err != nil {
-		return nil, unavailable(fmt.Sprintf("the store %s cannot be opened", options.GraphRoot), err)
+		return unavailable(fmt.Sprintf("the store %s cannot be opened", options.GraphRoot), err)
 	}
 	if e.store.GraphDriverName() == "vfs" {
 		e.log.Warn("the store uses vfs, which copies every layer in full: a build of many layers is slow and needs several times the space of the image",
 			"store", e.store.GraphRoot())
 	}
-	if e.isolation, err = parseIsolation(config.Isolation); err != nil {
-		return nil, err
+	if e.isolation, err = parseIsolation(e.config.Isolation); err != nil {
+		return err
 	}
-	if err := e.configureRegistries(); err != nil {
-		return nil, err
-	}
-	return e, nil
+	return e.configureRegistries()
 }
 
 // Storage is the driver of the store.

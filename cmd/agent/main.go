@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/strata-build/strata/agent"
@@ -12,6 +13,9 @@ import (
 func main() {
 	if images.Reexec() {
 		return
+	}
+	if err := images.EnsureHome(); err != nil {
+		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
 	}
 	os.Exit(int(execute(os.Args[1:], agent.Streams{Out: os.Stdout, Err: os.Stderr})))
 }

@@ -1,0 +1,174 @@
+package integration
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/test/bases"
+)
+
+func TestB01UnknownInstruction(t *testing.T) {
+	for retryOn, attempts := range map[string]int{"transient": 1, "any": 3} {
+		t.Run(retryOn, func(t *testing.T) {
+			l := newLab(t).withBusy()
+			l.containerfile("FROM HOST/base/busy:1", "RUNN true")
+			o := l.build("--retry-on", retryOn)
+			o.wantFailure(t, result.ReasonContainerfileInvalid, "line 2", "RUNN")
+			o.wantAttempts(t, result.Build, attempts)
+			if n := len(l.registry.Requests()); n != 0 {
+				t.Errorf("%d requests reached the registry", n)
+			}
+			if retryOn == "any" {
+				o.wantLine(t, "Retry 3/3 exited 1, no more retries left.")
+			}
+			if st := o.result.Step; st == nil || st.Line != 2 || st.Instruction != "RUNN true" {
+				t.Errorf("step %+v, want that of line 2", st)
+			}
+		})
+	}
+}
+
+func TestSyntaxErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		lines []string
+		want  []string
+	}{
+		"unterminated heredoc":  {[]string{"FROM scratch", "# comment", "COPY <<E /a", "x"}, []string{"line 3", "heredoc"}},
+		"copy without a target": {[]string{"FROM scratch", "", "COPY a"}, []string{"line 3", "COPY"}},
+		"no instruction":        {[]string{"# nothing"}, []string{"no instruction"}},
+		"unknown flag":          {[]string{"FROM scratch", "COPY --nope a /a"}, []string{"line 2", "COPY"}},
+		"no from":               {[]string{"RUN true"}, []string{"FROM"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.containerfile(tt.lines...)
+			l.file("context/a", "a")
+			o := l.build("--retry-on", "transient")
+			o.wantFailure(t, result.ReasonContainerfileInvalid, append(tt.want, "Containerfile")...)
+			o.wantAttempts(t, result.Build, 1)
+		})
+	}
+}
+
+func TestUnknownTarget(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch AS one", "COPY Containerfile /", "FROM scratch AS two", "COPY Containerfile /")
+	l.build("--retry-on", "transient", "--target", "three").wantFailure(t, result.ReasonContainerfileInvalid, `"three"`, "one, two")
+	l.build("--target", "one").wantSuccess(t)
+}
+
+func TestB02StepExits42(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo fine", "RUN printf 'disk on fire' >&2; exit 42")
+	o := l.build("--retry-on", "transient")
+	o.wantFailure(t, result.ReasonStepFailed, "printf 'disk on fire' >&2; exit 42", ": disk on fire", "line 3")
+	o.wantAttempts(t, result.Build, 1)
+	if o.result.RunExitCode != 42 {
+		t.Errorf("runExitCode %d", o.result.RunExitCode)
+	}
+	want := result.Step{Stage: "0", Number: 3, Of: 3, Line: 3, Instruction: "RUN printf 'disk on fire' >&2; exit 42"}
+	if o.result.Step == nil || *o.result.Step != want {
+		t.Errorf("step %+v, want %+v", o.result.Step, want)
+	}
+	o.wantLine(t, "Retry 1/3 exited 42, no more retries left.")
+	for _, text := range []string{"\n  | disk on fire\n", "What to do:", "StepFailed", "line 3"} {
+		if !strings.Contains(o.stderr, text) {
+			t.Errorf("the last lines do not hold %q", text)
+		}
+	}
+}
+
+func TestSecondAttemptResumesAtTheFailedStep(t *testing.T) {
+	l := newLab(t).withBusy()
+	counter := filepath.Join(l.mkdir("counter"), "runs")
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo one >> /counter/runs", "RUN echo two >> /counter/runs; test $(grep -c two /counter/runs) = 3")
+	o := l.build("--volume", filepath.Dir(counter)+":/counter")
+	o.wantSuccess(t)
+	o.wantAttempts(t, result.Build, 3)
+	if got := strings.Join(l.lines(counter), " "); got != "one two two two" {
+		t.Errorf("the steps ran as %q", got)
+	}
+}
+
+func TestB06CopyOfAMissingFile(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY here /", "COPY missing-file.txt /x")
+	l.file("context/here", "here")
+	o := l.build("--retry-on", "transient")
+	o.wantFailure(t, result.ReasonContextFileMissing, "missing-file.txt", l.context, "line 3")
+	o.wantAttempts(t, result.Build, 1)
+
+	l.file("context/.containerignore", "here\n")
+	l.build("--retry-on", "transient").wantFailure(t, result.ReasonContextFileMissing, "here", "ignore")
+}
+
+func TestB07Heredocs(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile(
+		"FROM HOST/base/busy:1",
+		"ENV X=expanded",
+		"RUN <<E",
+		"echo \"one * # $X\" > /run-heredoc",
+		"",
+		"FROM=not-a-stage; echo $FROM >> /run-heredoc",
+		"E",
+		"RUN cat > /f <<'E'",
+		"body * # $X",
+		"",
+		"FROM not-a-stage",
+		"E",
+		"COPY <<E /a",
+		"body * # $X",
+		"",
+		"FROM not-a-stage",
+		"E",
+		"COPY <<'E' /quoted",
+		"body * # $X",
+		"E",
+		"COPY <<-E /tabs",
+		"\tindented $X",
+		"\t\ttwice",
+		"\tE",
+		"COPY <<one <<two /two/",
+		"first",
+		"one",
+		"second $X",
+		"two",
+	)
+	o := l.build("--tag", l.image("os/heredocs:1"), "--push")
+	o.wantSuccess(t)
+	img := bases.Pull(t, l.registry.Host(), "os/heredocs:1")
+	for path, want := range map[string]string{
+		"/run-heredoc": "one * # expanded\nnot-a-stage\n",
+		"/f":           "body * # $X\n\nFROM not-a-stage\n",
+		"/a":           "body * # expanded\n\nFROM not-a-stage\n",
+		"/quoted":      "body * # $X\n",
+		"/tabs":        "indented expanded\ntwice\n",
+		"/two/one":     "first\n",
+		"/two/two":     "second expanded\n",
+	} {
+		if got, _ := bases.File(t, img, path); string(got) != want {
+			t.Errorf("%s holds %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestB10StandardInputIsNotEaten(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN cat >/dev/null")
+	path := l.file("stdin", "rest of script\n")
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l.stdin = f
+	l.build().wantSuccess(t)
+	if rest, err := io.ReadAll(f); err != nil || string(rest) != "rest of script\n" {
+		t.Errorf("the parent reads %q afterwards (%v)", rest, err)
+	}
+}

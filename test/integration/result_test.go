@@ -1,0 +1,238 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/test/registry"
+)
+
+func TestR01ResultThatCannotBeWritten(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY missing /")
+	for name, path := range map[string]string{"missing": filepath.Join(l.dir, "no/such/result.json"), "read-only": "/proc/version"} {
+		t.Run(name, func(t *testing.T) {
+			o := l.build("--result", path)
+			if o.code != int(result.ExitFailed) {
+				t.Errorf("exit code %d, want that of the failure", o.code)
+			}
+			r := l.checkResult([]byte(o.stdout))
+			if r.Reason != result.ReasonContextFileMissing {
+				t.Errorf("reason %s", r.Reason)
+			}
+			if n := strings.Count(o.stderr, "the result cannot be written"); n != 1 {
+				t.Errorf("%d warnings, want one", n)
+			}
+		})
+	}
+}
+
+func TestResultOnStandardOutput(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	o := l.build("--result", "-")
+	r := l.checkResult([]byte(o.stdout))
+	if r.Outcome != result.Succeeded || strings.Count(o.stdout, "\n") != 1 {
+		t.Errorf("standard output is %q", o.stdout)
+	}
+}
+
+func TestR03SmallBudget(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN "+strings.Repeat("echo häßlich ", 300)+" >&2; exit 7")
+	path := filepath.Join(l.dir, "small.json")
+	o := l.build("--result", path, "--result-max", "1024")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(data) > 1024 {
+		t.Errorf("the result has %d bytes", len(data))
+	}
+	r := l.checkResult(data)
+	if r.Reason != result.ReasonStepFailed || r.RunExitCode != 7 || o.code != 1 {
+		t.Errorf("reason %s, runExitCode %d, exit %d", r.Reason, r.RunExitCode, o.code)
+	}
+	if n := len(r.Attempts); n != 1 || r.Attempts[0].Class != result.ClassInput {
+		t.Errorf("the last attempt is not there: %+v", r.Attempts)
+	}
+
+	l.containerfile("FROM HOST/base/busy:1", "RUN true")
+	l.build("--result", path, "--result-max", "1024", "--tag", l.image("os/"+strings.Repeat("long/", 30)+"name:1"), "--push")
+	if data, err = os.ReadFile(path); err != nil || len(data) > 1024 {
+		t.Fatalf("%d bytes (%v)", len(data), err)
+	}
+	if r := l.checkResult(data); r.Digest == "" || r.Reason != result.ReasonSucceeded {
+		t.Errorf("reason %s, digest %q", r.Reason, r.Digest)
+	}
+}
+
+// TestR05ResultIsWrittenOnASignal also watches the file as often as it can: what
+// is there is never half a result.
+func TestR05ResultIsWrittenOnASignal(t *testing.T) {
+	for _, tt := range []struct {
+		phase result.Phase
+		sig   syscall.Signal
+		fault *registry.Rule
+		begun func(*lab) bool
+	}{
+		{phase: result.Build, sig: syscall.SIGTERM, begun: func(l *lab) bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 }},
+		{phase: result.Build, sig: syscall.SIGINT, begun: func(l *lab) bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 }},
+		{
+			phase: result.Pull, sig: syscall.SIGTERM, fault: &registry.Rule{Path: "base/busy/blobs/", Do: registry.Stall{}},
+			begun: func(l *lab) bool { return l.registry.Count("GET", "base/busy/blobs/") > 0 },
+		},
+		{
+			phase: result.Push, sig: syscall.SIGTERM, fault: &registry.Rule{Method: "PATCH", Do: registry.Stall{}},
+			begun: func(l *lab) bool { return l.registry.Count("PATCH", "") > 0 },
+		},
+	} {
+		t.Run(string(tt.phase)+" "+tt.sig.String(), func(t *testing.T) {
+			l := newLab(t).withBusy()
+			l.mkdir("counter")
+			step := "RUN echo x > /counter/runs; (sleep 61 &) ; sleep 61"
+			if tt.phase != result.Build {
+				step = "RUN true"
+			}
+			l.containerfile("FROM HOST/base/busy:1", step)
+			if tt.fault != nil {
+				l.registry.Fault(*tt.fault)
+			}
+			stop := watchResult(t, filepath.Join(l.dir, "result.json"))
+			cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter", "--tag", l.image("os/stopped:1"), "--push")
+			waitFor(t, func() bool { return tt.begun(l) })
+			if err := cmd.Process.Signal(tt.sig); err != nil {
+				t.Fatal(err)
+			}
+			signalled := time.Now()
+			o := done(cmd.Wait())
+			stop()
+			if took := time.Since(signalled); took > 5*time.Second {
+				t.Errorf("it took %v to stop", took)
+			}
+			if o.code != 143 || o.result == nil || o.result.Reason != result.ReasonInterrupted || o.result.Outcome != result.Interrupted || o.result.Phase != tt.phase {
+				t.Fatalf("exit %d, result %+v", o.code, o.result)
+			}
+			if l.registry.Has(t, "os/stopped", "1") {
+				t.Error("something is under the tag")
+			}
+			if left := processesWith(t, l.dir, "sleep\x0061"); len(left) != 0 {
+				t.Errorf("processes are left: %v", left)
+			}
+		})
+	}
+}
+
+// watchResult reads the file all the time until it is told to stop, and fails the
+// test when it sees something else than a whole result.
+func watchResult(t *testing.T, path string) (stop func()) {
+	t.Helper()
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-quit:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if data, err := os.ReadFile(path); err == nil {
+				if _, err := result.Parse(data); err != nil {
+					t.Errorf("half a result was seen: %q", data)
+					return
+				}
+			}
+		}
+	})
+	return func() { close(quit); wg.Wait() }
+}
+
+func waitFor(t *testing.T, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatal("what was waited for did not happen within 30 s")
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// processesWith lists the processes whose command line, or whose root directory,
+// shows that they belong to the lab.
+func processesWith(t *testing.T, dir, command string) (found []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		line, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if err != nil {
+			continue
+		}
+		if strings.Contains(string(line), dir) || strings.HasPrefix(string(line), command) {
+			found = append(found, e.Name()+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func TestDeadline(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN sleep 62")
+	o := l.build("--deadline", "2s")
+	if o.code != 143 || o.result.Reason != result.ReasonDeadlineExceeded || o.took > 8*time.Second {
+		t.Errorf("exit %d, reason %s after %v", o.code, o.result.Reason, o.took)
+	}
+	if left := processesWith(t, l.dir, "sleep\x0062"); len(left) != 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+}
+
+func TestR05ResultOfAWorkerThatWasKilled(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.mkdir("counter")
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo x > /counter/runs; sleep 63")
+	cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter")
+	waitFor(t, func() bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 })
+	killChild(t, cmd.Process.Pid)
+	o := done(cmd.Wait())
+	if o.code != 1 || o.result == nil || o.result.Reason != result.ReasonInternalError || !strings.Contains(o.result.Message, "killed") {
+		t.Errorf("exit %d, result %+v", o.code, o.result)
+	}
+	if left := processesWith(t, l.dir, "sleep\x0063"); len(left) != 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+	l.containerfile("FROM HOST/base/busy:1", "RUN true")
+	l.build().wantSuccess(t) // the store is as good as before
+}
+
+// killChild kills the child of pid that is the worker.
+func killChild(t *testing.T, pid int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if fields[1] == itoa(pid) {
+			if err := syscall.Kill(atoi(t, e.Name()), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("the agent has no child")
+}
