@@ -1,32 +1,93 @@
 # Targets for people and for CI. `make help` lists them.
 
 # The one place for the build tags and linker flags: a static binary that needs
-# nothing but the kernel. See CONTRIBUTING.md for typing `go test` by hand.
-TAGS     := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo
-VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LDFLAGS  := -s -w -linkmode external -extldflags "-static"
-export GOFLAGS     := $(GOFLAGS) "-tags=$(TAGS)"
-export CGO_ENABLED := 1
+# nothing but the kernel. CONTRIBUTING.md has the line for typing `go test` by hand.
+TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo
+LDFLAGS := -s -w -linkmode external -extldflags "-static"
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# Tests that drive a binary wait for processes and registries, not for the CPU.
+TIMEOUT := 20m
 
-PACKAGES := gcc libc6-dev ca-certificates busybox-static
-LINT     := go tool -modfile=tools/go.mod golangci-lint
+export GOFLAGS        := "-tags=$(TAGS)"
+export CGO_ENABLED    := 1
+export AGENT_BINARY   := $(CURDIR)/bin/agent
+export BUILDAH_BINARY := $(CURDIR)/bin/peer/buildah
+
+# Debian packages: to compile and link, for the image, for base images in tests.
+PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux
+BENCH_PACKAGES := netavark
+# Packages whose tests are quick to compile with the race detector.
+RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
 .DEFAULT_GOAL := build
 
 .PHONY: help
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps: ## Install the Debian packages that are missing (as root).
-	@missing=; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
-	if [ -n "$$missing" ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; fi
+	@$(call install,$(PACKAGES))
+
+define install
+missing=; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+if [ -n "$$missing" ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; fi
+endef
 
 .PHONY: build
-build: bin/agent ## Build bin/agent, static.
-
-.PHONY: bin/agent
-bin/agent:
+build: ## Build bin/agent, static.
 	@mkdir -p bin
-	go build -ldflags '$(LDFLAGS) -X github.com/strata-build/strata/agent.version=$(VERSION)' -o $@ ./cmd/agent 2>bin/link.log || { cat bin/link.log >&2; exit 1; }
-	@grep -v -e 'dlopen' -e "in function .New':" -e '^# ' bin/link.log >&2 || true; rm -f bin/link.log
+	@echo "go build -o bin/agent ./cmd/agent"
+	@go build -ldflags '$(LDFLAGS) -X github.com/strata-build/strata/agent.version=$(VERSION)' -o bin/agent ./cmd/agent 2>bin/build.log || { cat bin/build.log >&2; exit 1; }
+	@rm -f bin/build.log # a warning that dlopen, which nothing here calls, needs a shared glibc
+
+.PHONY: demo
+demo: deps build ## Build an example of several stages, offline, into dist/demo; print its result.
+	@rm -rf dist/demo && mkdir -p dist/demo
+	@cp -r examples/website dist/demo/context && cp "$$(command -v busybox)" dist/demo/context/
+	bin/agent build --storage-root dist/demo/store --tag localhost/website --output oci:dist/demo/website --result dist/demo/result.json dist/demo/context
+	@echo && echo "The image is the OCI layout dist/demo/website. Its result (dist/demo/result.json):" && cat dist/demo/result.json
+
+.PHONY: image
+image: deps build ## Build the image of the product with the product: dist/strata.tar (an OCI archive).
+	@rm -rf dist/image dist/strata.tar && mkdir -p dist/image
+	@cp bin/agent /etc/ssl/certs/ca-certificates.crt dist/image/
+	bin/agent build --containerfile Containerfile --storage-root dist/store --output oci-archive:dist/strata.tar:localhost/strata:$(VERSION) --result dist/image.json dist/image
+	@ls -l --block-size=K dist/strata.tar | awk '{print "dist/strata.tar:", $$5}'
+
+.PHONY: test
+test: deps build lint check-docs test-unit test-integration ## Everything that CI runs.
+
+.PHONY: test-unit
+test-unit: ## Tests of single packages (some as root).
+	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./test/architecture/...
+	go test -race -timeout $(TIMEOUT) $(RACE)
+
+.PHONY: test-integration
+test-integration: ## The agent as a process against a real registry (as root).
+	go test -timeout $(TIMEOUT) ./test/integration/...
+
+.PHONY: bench
+bench: deps build ## Compare with buildah's own command line: ratios in one run (as root).
+	@$(call install,$(BENCH_PACKAGES))
+	@mkdir -p bin/peer
+	@cd test/bench/peer && go build -ldflags '$(LDFLAGS)' -o $(BUILDAH_BINARY) go.podman.io/buildah/cmd/buildah 2>/dev/null
+	go test -run '^$$' -bench . -benchtime 15x -timeout 60m ./test/bench/
+
+.PHONY: lint
+lint: ## go vet and golangci-lint.
+	go vet ./...
+	go tool -modfile=tools/go.mod golangci-lint run
+
+.PHONY: docs
+docs: build ## Generate docs/contract.md from the code.
+	@mkdir -p docs
+	bin/agent contract > docs/contract.md
+
+.PHONY: check-docs
+check-docs: build ## Fail when docs/contract.md is not what the code says.
+	@bin/agent contract | diff -u docs/contract.md - || { echo 'docs/contract.md is stale: run `make docs`' >&2; exit 1; }
+
+.PHONY: clean
+clean: ## Remove what was built.
+	rm -rf bin dist

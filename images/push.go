@@ -34,6 +34,10 @@ type Destination struct {
 	// path and partial are set for a file or directory.
 	path, partial string
 	open          func(path string) (types.ImageReference, error)
+	// forgetsManifest tells that the format keeps no manifest (docker-archive): what
+	// is read from it is made anew, and only its config can be compared.
+	forgetsManifest bool
+	config          digest.Digest // of the image that was written
 }
 
 // Path is the file or directory of a local destination, else empty.
@@ -80,7 +84,7 @@ func OutputDestination(spec string) (*Destination, error) {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	d := &Destination{Name: spec, path: absolute(path)}
+	d := &Destination{Name: spec, path: absolute(path), forgetsManifest: transport == "docker-archive"}
 	d.partial = fmt.Sprintf("%s.partial-%d", d.path, os.Getpid())
 	d.open = func(path string) (types.ImageReference, error) {
 		return alltransports.ParseImageName(transport + ":" + path + suffix)
@@ -161,22 +165,23 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	if err != nil {
 		return "", 0, fail(err)
 	}
+	pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
+	if err != nil {
+		return "", 0, fail(err)
+	}
+	d.config = pushed.ConfigInfo().Digest
 	if d.Local() {
 		if err := os.Rename(d.partial, d.path); err != nil {
 			return "", 0, fail(err)
 		}
 	}
-	return manifestDigest.String(), e.sentBytes(ctx, src, man, skipped), nil
+	return manifestDigest.String(), e.sentBytes(ctx, src, pushed, skipped), nil
 }
 
 // sentBytes adds up the blobs of the manifest that were not skipped. The copy
 // names blobs by their digest in the store, where layers are not compressed, so
 // the layers of both manifests are matched by their place.
-func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, man []byte, skipped map[string]bool) int64 {
-	pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
-	if err != nil {
-		return 0
-	}
+func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, pushed manifest.Manifest, skipped map[string]bool) int64 {
 	img, err := src.NewImage(ctx, &e.sys)
 	if err != nil {
 		return 0
@@ -237,9 +242,15 @@ func (e *Engine) confirm(ctx context.Context, d *Destination, want, authFile str
 		return "", err
 	}
 	defer src.Close()
-	man, _, err := image.UnparsedInstance(src, nil).Manifest(ctx)
+	man, mime, err := image.UnparsedInstance(src, nil).Manifest(ctx)
 	if err != nil {
 		return "", err
+	}
+	if d.forgetsManifest {
+		found, err := manifest.FromBlob(man, mime)
+		if err == nil && found.ConfigInfo().Digest == d.config {
+			return want, nil
+		}
 	}
 	got, err := manifest.Digest(man)
 	return got.String(), err

@@ -143,6 +143,10 @@ func (t *stepTracker) output(out io.Writer) io.WriteCloser {
 // step that failed, each of them: its exit status, which is reported anyway.
 var exitNotice = regexp.MustCompile(`subprocess exited (with status \d+|on [a-z ]+)$`)
 
+// stepEnd is what buildah writes after a step, behind a line that the step may
+// have left without an end.
+var stepEnd = regexp.MustCompile(`--> ([0-9a-f]{12}|Using cache [0-9a-f]{64}|Pushing cache \[.*|Cache pulled from remote .*)$`)
+
 type stepOutput struct {
 	out  io.Writer
 	tail *tail
@@ -168,11 +172,17 @@ func (o *stepOutput) Write(p []byte) (int, error) {
 				continue
 			}
 		}
-		o.tail.add(string(line))
-		if _, err := fmt.Fprintf(o.out, "%s\n", line); err != nil {
-			return 0, err
+		if end := stepEnd.FindIndex(line); end != nil && end[0] > 0 {
+			o.line(line[:end[0]])
+			line = line[end[0]:]
 		}
+		o.line(line)
 	}
+}
+
+func (o *stepOutput) line(line []byte) {
+	o.tail.add(string(line))
+	fmt.Fprintf(o.out, "%s\n", line)
 }
 
 // Close writes a line that did not end.
