@@ -284,7 +284,7 @@ func (b *build) leave() error {
 		if f.path == "" || f.text == "sha256:" {
 			continue
 		}
-		if err := os.WriteFile(f.path, []byte(f.text), 0o644); err != nil { //nolint:gosec // others may read a digest
+		if err := os.WriteFile(f.path, []byte(f.text), 0o644); err != nil {
 			return &images.Error{
 				Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox, Err: err,
 				Message: fmt.Sprintf("--%s cannot be written: %v", f.flag, err),

@@ -45,7 +45,7 @@ const (
 func newConsole(out io.Writer, s *Settings, r *redactor) *console {
 	c := &console{redact: r, out: out, json: s.LogFormat == formatJSON || s.Progress == progressJSON}
 	file, ok := out.(*os.File)
-	if ok && !c.json && (s.Progress == progressTTY || s.Progress == progressAuto && term.IsTerminal(int(file.Fd()))) { //nolint:gosec // a descriptor is an int
+	if ok && !c.json && (s.Progress == progressTTY || s.Progress == progressAuto && term.IsTerminal(int(file.Fd()))) {
 		c.terminal = file
 	}
 	options := &slog.HandlerOptions{Level: s.logLevel(), ReplaceAttr: c.redactAttr}

@@ -353,8 +353,11 @@ func (s *Settings) checkDestination(p *Problems) {
 
 func (s *Settings) checkPaths(p *Problems) {
 	for _, f := range []struct{ flag, path string }{
-		{"authfile", s.AuthFile}, {"pull-authfile", s.PullAuthFile}, {"push-authfile", s.PushAuthFile},
-		{"registries-conf", s.RegistriesConf}, {"signature-policy", s.SignaturePolicy},
+		{"authfile", s.AuthFile},
+		{"pull-authfile", s.PullAuthFile},
+		{"push-authfile", s.PushAuthFile},
+		{"registries-conf", s.RegistriesConf},
+		{"signature-policy", s.SignaturePolicy},
 	} {
 		if f.path == "" {
 			continue

@@ -117,7 +117,7 @@ func classify(ctx context.Context, err error, d direction) verdict {
 // itself, after its mirrors.
 func leaves(err error) []error {
 	for e := err; e != nil; e = errors.Unwrap(e) {
-		if joined, ok := e.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the chain is walked here
+		if joined, ok := e.(interface{ Unwrap() []error }); ok {
 			var all []error
 			members := joined.Unwrap()
 			for i := len(members) - 1; i >= 0; i-- {

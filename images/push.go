@@ -138,7 +138,7 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		if err := os.RemoveAll(d.partial); err != nil {
 			return "", 0, fail(err)
 		}
-		defer os.RemoveAll(d.partial)
+		defer os.RemoveAll(d.partial) //nolint:errcheck // nothing is there after success
 	}
 	lines := e.config.Output.Lines()
 	defer lines.Close()

@@ -124,7 +124,7 @@ func (r *run) delay(err error) time.Duration {
 		d = r.policy.MaxDelay
 	}
 	if d > 0 {
-		d += rand.N(d/5 + 1)
+		d += rand.N(d/5 + 1) //nolint:gosec // no secret hangs on it
 	}
 	if r.policy.Floor != nil {
 		d = max(d, r.policy.Floor(err))

@@ -54,7 +54,7 @@ func replace(path string, data []byte) (err error) {
 }
 
 func writeInPlace(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|os.O_CREATE, 0o644) //nolint:gosec // a result is for others to read
 	if err != nil {
 		return err
 	}

@@ -53,19 +53,16 @@ underscores for dashes; flags win. A list flag takes one value from each line.`,
 		Args: cobra.ArbitraryArgs,
 	}
 	settings := agent.NewSettings(cmd.Flags())
-	refuse := func(err error) error {
-		*code = agent.Refuse(settings, err, streams)
-		return nil
-	}
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if err := settings.ReadEnvironment(os.Environ()); err != nil {
-			return refuse(err)
+	cmd.Run = func(_ *cobra.Command, args []string) {
+		err := settings.ReadEnvironment(os.Environ())
+		if err == nil {
+			err = settings.Check(args)
 		}
-		if err := settings.Check(args); err != nil {
-			return refuse(err)
+		if err != nil {
+			*code = agent.Refuse(settings, err, streams)
+			return
 		}
 		*code = agent.Run(settings, streams)
-		return nil
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		_ = settings.ReadEnvironment(os.Environ()) // where the result goes may be said there

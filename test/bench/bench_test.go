@@ -35,7 +35,7 @@ func (p program) run(b *testing.B) cost {
 	b.Helper()
 	var c cost
 	for _, line := range p.commands {
-		cmd := exec.Command(line[0], line[1:]...) //nolint:gosec // the programs that are compared
+		cmd := exec.Command(line[0], line[1:]...)
 		start := time.Now()
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -92,12 +92,12 @@ func binary(b *testing.B, variable string) string {
 	if path == "" {
 		b.Fatalf("%s names no program: run `make bench`", variable)
 	}
-	data, err := os.ReadFile(path) //nolint:gosec // the program that was named
+	data, err := os.ReadFile(path)
 	if err != nil {
 		b.Fatal(err)
 	}
 	copied := filepath.Join(b.TempDir(), filepath.Base(path))
-	if err := os.WriteFile(copied, data, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(copied, data, 0o755); err != nil {
 		b.Fatal(err)
 	}
 	return copied
@@ -114,7 +114,7 @@ func newPlace(b *testing.B, containerfile string, files map[string]string) place
 	p.context = filepath.Join(p.dir, "context")
 	write := func(name, text string, mode fs.FileMode) {
 		path := filepath.Join(p.context, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // a build context
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			b.Fatal(err)
 		}
 		if err := os.WriteFile(path, []byte(text), mode); err != nil {

@@ -34,7 +34,7 @@ func enterContainer(root string, argv []string) error {
 		{"pivoting", func() error { return syscall.PivotRoot(".", ".") }},
 		{"leaving the machine's root", func() error { return syscall.Unmount(".", syscall.MNT_DETACH) }},
 		{"changing to /", func() error { return os.Chdir("/") }},
-		{"running " + argv[0], func() error { return syscall.Exec(argv[0], argv, nil) }}, //nolint:gosec // a test's own command
+		{"running " + argv[0], func() error { return syscall.Exec(argv[0], argv, nil) }},
 	}
 	for _, s := range steps {
 		if err := s.do(); err != nil {
@@ -48,7 +48,7 @@ func enterContainer(root string, argv []string) error {
 // environment, and returns what it wrote.
 func inContainer(t *testing.T, root string, argv ...string) (string, error) {
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe", argv...) //nolint:gosec // this test binary
+	cmd := exec.Command("/proc/self/exe", argv...)
 	cmd.Env = []string{enterVariable + "=" + root}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()

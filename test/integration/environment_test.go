@@ -80,7 +80,7 @@ func TestImageFromScratch(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.file("context/Containerfile", string(containerfile))
-	if err := os.WriteFile(filepath.Join(l.context, "agent"), binary, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(l.context, "agent"), binary, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	l.file("context/ca-certificates.crt", "")

@@ -151,7 +151,7 @@ func TestOtherCommands(t *testing.T) {
 		"unknown command":       {[]string{"nope"}, 2, []string{`"nope"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command(agentBinary, tt.args...) //nolint:gosec // the program under test
+			cmd := exec.Command(agentBinary, tt.args...)
 			cmd.Env = []string{"HOME=" + t.TempDir()}
 			out, _ := cmd.CombinedOutput()
 			if code := cmd.ProcessState.ExitCode(); code != tt.code {

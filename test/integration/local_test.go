@@ -166,7 +166,7 @@ func (l *lab) onTerminal(args ...string) string {
 		l.t.Fatal(err)
 	}
 	line := append([]string{"build", "--storage-root", filepath.Join(l.dir, "store"), "--tls-verify=false"}, args...)
-	cmd := exec.Command(agentBinary, append(line, l.context)...) //nolint:gosec // the program under test
+	cmd := exec.Command(agentBinary, append(line, l.context)...)
 	cmd.Env, cmd.Dir = append(l.env, "TERM=xterm"), l.dir
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
