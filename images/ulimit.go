@@ -3,9 +3,9 @@ package images
 import (
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/docker/go-units"
-	"github.com/moby/sys/capability"
 	"go.podman.io/common/pkg/config"
 	"golang.org/x/sys/unix"
 )
@@ -14,18 +14,14 @@ import (
 // where nobody says otherwise (run_linux.go, as RLIMIT_NOFILE and RLIMIT_NPROC).
 const stepLimit = 1048576
 
-// clampUlimits returns the limits for RUN steps such that each can be set:
-// without CAP_SYS_RESOURCE a hard limit cannot be raised, and a step that asks
-// for it fails before it starts. The warnings say what
-// was lowered.
+// clampUlimits returns the limits for RUN steps such that each can be set: without
+// CAP_SYS_RESOURCE, and in a user namespace even with it, a hard limit cannot be
+// raised, and a step that asks for it fails before it starts. The warnings say
+// what was lowered.
 func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	conf, err := config.Default()
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading containers.conf: %w", err)
-	}
-	raise, err := hasCapability(capability.CAP_SYS_RESOURCE)
-	if err != nil {
-		return nil, nil, err
 	}
 	// The last mention of a limit counts, so that flags override containers.conf.
 	specs := slices.Concat(
@@ -45,7 +41,7 @@ func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	}
 	for _, name := range order {
 		u := limits[name]
-		if warning, err := clampUlimit(u, raise); err != nil {
+		if warning, err := clampUlimit(u); err != nil {
 			return nil, nil, err
 		} else if warning != "" {
 			warnings = append(warnings, warning)
@@ -55,7 +51,7 @@ func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	return ulimits, warnings, nil
 }
 
-func clampUlimit(u *units.Ulimit, raise bool) (warning string, err error) {
+func clampUlimit(u *units.Ulimit) (warning string, err error) {
 	r, err := u.GetRlimit()
 	if err != nil {
 		return "", fmt.Errorf("ulimit %s: %w", u.Name, err)
@@ -64,7 +60,7 @@ func clampUlimit(u *units.Ulimit, raise bool) (warning string, err error) {
 	if err := unix.Getrlimit(r.Type, &have); err != nil {
 		return "", fmt.Errorf("reading the limit %s of this process: %w", u.Name, err)
 	}
-	if raise || r.Hard <= have.Max {
+	if r.Hard <= have.Max || canRaise(r.Type, have, r.Hard) {
 		return "", nil
 	}
 	asked, hard := u.Hard, int64(have.Max) //nolint:gosec // below a limit that was parsed as int64
@@ -73,4 +69,16 @@ func clampUlimit(u *units.Ulimit, raise bool) (warning string, err error) {
 		u.Soft = hard
 	}
 	return fmt.Sprintf("%s=%d instead of %d", u.Name, hard, asked), nil
+}
+
+// canRaise tries to raise a hard limit of this process, and puts it back. The
+// system call is made directly: the runtime would take a changed limit of open
+// files for one that its children are to have.
+func canRaise(kind int, have unix.Rlimit, hard uint64) bool {
+	raised := unix.Rlimit{Cur: have.Cur, Max: hard}
+	set := func(limit *unix.Rlimit) bool {
+		_, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, uintptr(kind), uintptr(unsafe.Pointer(limit)), 0, 0, 0) //nolint:gosec // as prlimit(2) wants it
+		return errno == 0
+	}
+	return set(&raised) && set(&have)
 }
