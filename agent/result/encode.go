@@ -10,61 +10,49 @@ import (
 // cut marks where text was left out of a Result.
 const cut = " … "
 
-// The shares of text that a full Result may spend, in bytes. An error text or
-// an instruction of many kilobytes would otherwise push out everything else.
+// The lengths to which texts are cut, in encoded bytes, when a Result does not fit.
 const (
-	attemptErrorBytes = 512
-	instructionBytes  = 512
-	nameBytes         = 512
-	shortErrorBytes   = 96
-	shortTextBytes    = 64
+	longBytes  = 512
+	shortBytes = 96
+	leastBytes = 64
 )
 
 // Encode renders the Result as one line of JSON, valid UTF-8, of at most budget
 // bytes. What does not fit is shed in this order: timings, older attempts, the
 // length of the last attempt's error and of the instruction, the middle of the
-// message, and last the middle of the image's name. The frame, the reason, the
-// digest and the class of the last attempt always stay. A budget below MinBytes
-// counts as MinBytes.
+// message, and last the middle of names. The frame, the reason, the digest and
+// the class of the last attempt always stay. A budget below MinBytes counts as
+// MinBytes.
 func (r *Result) Encode(budget int) []byte {
 	budget = max(budget, MinBytes)
-	e := *r
-	e.Schema = Schema
-	e.Message = clean(e.Message)
-	e.Image = middle(clean(e.Image), nameBytes)
-	e.Attempts = append([]Attempt(nil), r.Attempts...)
-	for i := range e.Attempts {
-		e.Attempts[i].Error = middle(clean(e.Attempts[i].Error), attemptErrorBytes)
-		e.Attempts[i].Host = middle(clean(e.Attempts[i].Host), nameBytes)
+	e := r.cleaned()
+	shorten := func(n int) {
+		for i := range e.Attempts {
+			e.Attempts[i].Error = middle(e.Attempts[i].Error, n)
+		}
+		if e.Step != nil {
+			e.Step.Instruction = middle(e.Step.Instruction, n)
+		}
 	}
-	if r.Step != nil {
-		step := *r.Step
-		step.Stage = middle(clean(step.Stage), shortTextBytes)
-		step.Instruction = middle(clean(step.Instruction), instructionBytes)
-		e.Step = &step
-	}
-
-	shed := []func() bool{
+	// Each step is taken as long as the Result does not fit; one that returns true
+	// can be taken again.
+	shed := []func() (again bool){
 		func() bool { e.Phases = nil; return false },
 		func() bool { e.Attempts = dropOldest(e.Attempts); return len(e.Attempts) > 1 },
+		func() bool { shorten(longBytes); return false },
+		func() bool { shorten(shortBytes); return false },
 		func() bool {
-			for i := range e.Attempts {
-				e.Attempts[i].Error = middle(e.Attempts[i].Error, shortErrorBytes)
-			}
-			if e.Step != nil {
-				e.Step.Instruction = middle(e.Step.Instruction, shortErrorBytes)
-			}
+			over := len(marshal(&e)) - budget
+			e.Message = middle(e.Message, max(encodedLen(e.Message)-over, leastBytes))
 			return false
 		},
 		func() bool {
-			over := len(marshal(&e)) - budget
-			e.Message = middle(e.Message, max(len(e.Message)-over, shortTextBytes))
-			return len(e.Message) > shortTextBytes+len(cut)
-		},
-		func() bool {
-			e.Image = middle(e.Image, shortTextBytes)
+			e.Image = middle(e.Image, leastBytes)
 			for i := range e.Attempts {
-				e.Attempts[i].Host = middle(e.Attempts[i].Host, shortTextBytes)
+				e.Attempts[i].Host = middle(e.Attempts[i].Host, leastBytes)
+			}
+			if e.Step != nil {
+				e.Step.Stage = middle(e.Step.Stage, leastBytes)
 			}
 			return false
 		},
@@ -84,6 +72,24 @@ func (r *Result) Encode(budget int) []byte {
 		data = marshal(&e)
 	}
 	return data
+}
+
+// cleaned returns a copy, of which everything may be changed, with texts that can
+// be encoded.
+func (r *Result) cleaned() Result {
+	e := *r
+	e.Schema = Schema
+	e.Message, e.Image = clean(e.Message), clean(e.Image)
+	e.Attempts = append([]Attempt(nil), r.Attempts...)
+	for i := range e.Attempts {
+		e.Attempts[i].Error, e.Attempts[i].Host = clean(e.Attempts[i].Error), clean(e.Attempts[i].Host)
+	}
+	if r.Step != nil {
+		step := *r.Step
+		step.Stage, step.Instruction = clean(step.Stage), clean(step.Instruction)
+		e.Step = &step
+	}
+	return e
 }
 
 func dropOldest(a []Attempt) []Attempt {
@@ -120,19 +126,45 @@ func clean(s string) string {
 	}, s))
 }
 
-// middle shortens s to at most n bytes by leaving out its middle, where n is at
-// least the length of the mark that is put there. Runes stay whole.
+// middle shortens s to at most n encoded bytes by leaving out its middle, where n
+// is at least the length of the mark that is put there. Runes stay whole.
 func middle(s string, n int) string {
-	if len(s) <= n {
+	if encodedLen(s) <= n {
 		return s
 	}
 	n -= len(cut)
-	head, tail := n/2, len(s)-(n-n/2)
-	for head > 0 && !utf8.RuneStart(s[head]) {
-		head--
+	head, size := 0, 0
+	for i, c := range s {
+		if size += encodedRune(c); size > n/2 {
+			head = i
+			break
+		}
 	}
-	for tail < len(s) && !utf8.RuneStart(s[tail]) {
-		tail++
+	tail := len(s)
+	for size = 0; tail > head; {
+		c, width := utf8.DecodeLastRuneInString(s[:tail])
+		if size += encodedRune(c); size > n-n/2 {
+			break
+		}
+		tail -= width
 	}
 	return s[:head] + cut + s[tail:]
+}
+
+// encodedLen is how many bytes text that is clean takes inside a JSON string.
+func encodedLen(s string) (n int) {
+	for _, c := range s {
+		n += encodedRune(c)
+	}
+	return n
+}
+
+func encodedRune(c rune) int {
+	switch c {
+	case '"', '\\':
+		return 2
+	case '\u2028', '\u2029': // encoding/json writes these as \u2028
+		return 6
+	}
+	return utf8.RuneLen(c)
 }

@@ -20,6 +20,8 @@ func Write(path string, data []byte) error {
 	target := path
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		target = resolved
+	} else if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return writeInPlace(path, data) // a link to a file that is not there yet
 	}
 	info, err := os.Stat(target)
 	switch {
