@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -83,20 +84,31 @@ func (c *console) text(line string) {
 	_, _ = io.WriteString(lockedWriter{c}, c.redact.text(line)+"\n") // there is no other place to complain
 }
 
+// redactAttr removes secrets from an attribute, whatever it is: what is not plain
+// is made text first. Times and levels of records stay as they are.
 func (c *console) redactAttr(_ []string, a slog.Attr) slog.Attr {
-	switch v := a.Value.Resolve().Any().(type) {
-	case string:
-		a.Value = slog.StringValue(c.redact.text(v))
+	a.Key, a.Value = c.redact.text(a.Key), a.Value.Resolve()
+	text := ""
+	switch v := a.Value.Any().(type) {
+	case time.Time, slog.Level:
+		return a
 	case error:
-		a.Value = slog.StringValue(c.redact.text(v.Error()))
+		text = v.Error()
 	case time.Duration:
-		a.Value = slog.StringValue(v.Round(time.Millisecond).String())
-	case fmt.Stringer:
-		if a.Key != slog.TimeKey && a.Key != slog.LevelKey {
-			a.Value = slog.StringValue(c.redact.text(v.String()))
+		text = v.Round(time.Millisecond).String()
+	case []byte:
+		text = string(v)
+	default:
+		text = fmt.Sprint(v)
+	}
+	clean := c.redact.text(text)
+	switch a.Value.Kind() {
+	case slog.KindBool, slog.KindInt64, slog.KindUint64, slog.KindFloat64:
+		if clean == text {
+			return a
 		}
 	}
-	return a
+	return slog.String(a.Key, clean)
 }
 
 type lockedWriter struct{ console *console }
@@ -134,9 +146,23 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 		w.buf = w.buf[i+1:]
 	}
 	if len(w.buf) >= maxLine {
-		w.flush()
+		w.flushPart()
 	}
 	return len(p), nil
+}
+
+// flushPart writes a line that does not end, up to where a secret may have begun
+// that is not there in full yet.
+func (w *lineWriter) flushPart() {
+	text := w.console.redact.text(string(w.buf))
+	end := max(len(text)-w.console.redact.longest(), 0)
+	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	if end > 0 {
+		w.console.line(text[:end])
+		w.buf = []byte(text[end:])
+	}
 }
 
 // Close writes a line that did not end.

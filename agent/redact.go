@@ -27,16 +27,37 @@ type redactor struct {
 func newRedactor() *redactor {
 	r := &redactor{}
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY"} {
-		for _, value := range []string{os.Getenv(name), os.Getenv(strings.ToLower(name))} {
-			if u, err := url.Parse(value); err == nil && u.User != nil {
-				if password, ok := u.User.Password(); ok {
-					_, escaped, _ := strings.Cut(u.User.String(), ":")
-					r.add(password, escaped)
-				}
-			}
-		}
+		r.addProxy(os.Getenv(name))
+		r.addProxy(os.Getenv(strings.ToLower(name)))
 	}
 	return r
+}
+
+// addProxy makes the user information of a proxy's URL known: the password, as it
+// is written and as it is meant, and what a client sends in a header; the user
+// alone where there is no password, since then it is a token. The text is taken
+// apart by hand, as it need not be a URL that can be parsed.
+func (r *redactor) addProxy(proxy string) {
+	if _, rest, ok := strings.Cut(proxy, "://"); ok {
+		proxy = rest
+	}
+	at := strings.LastIndexByte(proxy, '@')
+	if at < 0 {
+		return
+	}
+	user, password, ok := strings.Cut(proxy[:at], ":")
+	if !ok {
+		r.add(user, unescaped(user))
+		return
+	}
+	r.add(password, unescaped(password), unescaped(user)+":"+unescaped(password))
+}
+
+func unescaped(s string) string {
+	if text, err := url.PathUnescape(s); err == nil {
+		return text
+	}
+	return s
 }
 
 // add makes secrets known, and their base64.
@@ -50,6 +71,16 @@ func (r *redactor) add(secrets ...string) {
 		r.secrets = append(r.secrets, s, base64.StdEncoding.EncodeToString([]byte(s)))
 	}
 	slices.SortFunc(r.secrets, func(a, b string) int { return len(b) - len(a) })
+}
+
+// longest is the length in bytes of the longest secret.
+func (r *redactor) longest() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if len(r.secrets) == 0 {
+		return 0
+	}
+	return len(r.secrets[0])
 }
 
 // text returns s without secrets.

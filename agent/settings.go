@@ -258,8 +258,10 @@ func (s *Settings) Check(args []string) error {
 			p.add("--%s %q is not one of %s", c.flag, c.value, strings.TrimPrefix(strings.Join(c.allowed, ", "), ", "))
 		}
 	}
-	if strings.Contains(s.Platform, ",") {
-		p.add("--platform %q names several platforms: one build makes the image of one platform", s.Platform)
+	if s.Platform != "" {
+		if err := images.CheckPlatform(s.Platform); err != nil {
+			p.add("--platform %w", err)
+		}
 	}
 	p = append(p, s.BuildSpec.Check()...)
 	if s.PullAuthFile == "" {
@@ -329,7 +331,7 @@ func (s *Settings) checkDestination(p *Problems) {
 	if s.Tag != "" {
 		if err := images.CheckTag(s.Tag); err != nil {
 			p.add("--tag: %w", err)
-			return
+			s.Push = s.Push && s.Output != "" // it has no destination that could be checked
 		}
 	}
 	var err error
@@ -373,9 +375,7 @@ func (s *Settings) checkPaths(p *Problems) {
 			p.add("--cert-dir: %s is not a directory", s.CertDir)
 		}
 	}
-	for _, f := range []struct{ flag, path string }{
-		{"digestfile", s.DigestFile}, {"iidfile", s.IIDFile}, {"output", s.outputPath()},
-	} {
+	for _, f := range []struct{ flag, path string }{{"digestfile", s.DigestFile}, {"iidfile", s.IIDFile}} {
 		if f.path == "" {
 			continue
 		}
@@ -383,15 +383,10 @@ func (s *Settings) checkPaths(p *Problems) {
 			p.add("--%s: %w", f.flag, err)
 		} else if !info.IsDir() {
 			p.add("--%s: %s is not a directory", f.flag, filepath.Dir(f.path))
+		} else if info, err := os.Stat(f.path); err == nil && info.IsDir() {
+			p.add("--%s: %s is a directory", f.flag, f.path)
 		}
 	}
-}
-
-func (s *Settings) outputPath() string {
-	if s.destination != nil {
-		return s.destination.Path()
-	}
-	return ""
 }
 
 func (s *Settings) checkNumbers(p *Problems) {

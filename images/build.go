@@ -111,6 +111,9 @@ func (s BuildSpec) contexts() (map[string]*define.AdditionalBuildContext, error)
 			return nil, fmt.Errorf("%q is not NAME=VALUE", spec)
 		}
 		c, err := parse.GetAdditionalBuildContext(value)
+		if err == nil && !c.IsImage && !c.IsURL {
+			_, err = os.Stat(c.Value)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", spec, err)
 		}
@@ -131,6 +134,18 @@ func (s BuildSpec) args() map[string]string {
 		args[name] = value
 	}
 	return args
+}
+
+// CheckPlatform says what is wrong with OS/ARCH[/VARIANT].
+func CheckPlatform(platform string) error {
+	if strings.Contains(platform, ",") {
+		return fmt.Errorf("%q names several platforms: one build makes the image of one", platform)
+	}
+	_, _, _, err := parse.Platform(platform)
+	if err != nil {
+		return fmt.Errorf("%q is not OS/ARCH or OS/ARCH/VARIANT, such as linux/arm64", platform)
+	}
+	return nil
 }
 
 // Parse reads the Containerfile of the specification; see ParseContainerfile.

@@ -218,9 +218,8 @@ func (e *Engine) configureRegistries() error {
 	}
 	if e.config.Platform != "" {
 		var err error
-		e.sys.OSChoice, e.sys.ArchitectureChoice, e.sys.VariantChoice, err = parse.Platform(e.config.Platform)
-		if err != nil {
-			return invalid("--platform", fmt.Errorf("%q is not OS/ARCH or OS/ARCH/VARIANT: %w", e.config.Platform, err))
+		if e.sys.OSChoice, e.sys.ArchitectureChoice, e.sys.VariantChoice, err = parse.Platform(e.config.Platform); err != nil {
+			return invalid("--platform", err)
 		}
 	}
 	if e.config.RegistriesConf != "" {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	digest "github.com/opencontainers/go-digest"
@@ -39,9 +40,6 @@ type Destination struct {
 	forgetsManifest bool
 	config          digest.Digest // of the image that was written
 }
-
-// Path is the file or directory of a local destination, else empty.
-func (d *Destination) Path() string { return d.path }
 
 // Local tells whether the destination is a file or directory.
 func (d *Destination) Local() bool { return d.path != "" }
@@ -83,6 +81,11 @@ func OutputDestination(spec string) (*Destination, error) {
 		return nil, fmt.Errorf("%s exists: name a path that does not, or remove it", path)
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return nil, err
+	}
+	if info, err := os.Stat(filepath.Dir(path)); err != nil {
+		return nil, err
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a directory", filepath.Dir(path))
 	}
 	d := &Destination{Name: spec, path: absolute(path), forgetsManifest: transport == "docker-archive"}
 	d.partial = fmt.Sprintf("%s.partial-%d", d.path, os.Getpid())
