@@ -295,23 +295,16 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
 		}
-	case instruction == "COPY" || instruction == "ADD":
-		if missing := missingSource(text); missing != "" {
-			failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
-			failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missing, text, step.Instruction, spec.Context))
-			break
-		}
-		fallthrough
-	case v.reason != result.ReasonPullFailed:
+	case atStep && missingSource(text) != "":
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
+		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
+	case v.reason != result.ReasonPullFailed && !(instruction == "ADD" && v.class == result.ClassInput):
 		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
 		failed.Host = requestHost(err)
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
-		if v.reason == result.ReasonPullFailed {
-			failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
-		}
 	case atStep:
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
-		if instruction != "RUN" {
+		if instruction != "RUN" && instruction != "COPY" && instruction != "ADD" {
 			failed.Reason = result.ReasonContainerfileInvalid
 		}
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
@@ -343,16 +336,16 @@ func stepCause(err error) (cause error, atStep bool) {
 	return err, false
 }
 
-// missing finds the path in what buildah says of a source that is not there. It
-// comes from another process, as text.
-var missing = regexp.MustCompile(`(?:stat: "([^"]+)": no such file or directory|no items matching glob "([^"]+)")`)
+// missing finds the path in what buildah says of a source that is not there: of a
+// file, of a pattern (twice), of a mount. It comes from another process, as text.
+var missing = regexp.MustCompile(`(?:stat: "([^"]+)": no such file or directory|no items matching glob "([^"]+)"|globs \[([^\]]+)\] matched nothing|opening directory "([^"]+)" under .*no such file or directory)`)
 
 func missingSource(text string) string {
 	m := missing.FindStringSubmatch(text)
 	if m == nil {
 		return ""
 	}
-	return m[1] + m[2]
+	return strings.Join(m[1:], "")
 }
 
 // describeMissing says where the source was looked for.

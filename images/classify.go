@@ -65,9 +65,12 @@ var rules = []rule{
 		found := errors.As(err, &requirement) || errors.As(err, &invalid)
 		return verdict{class: result.ClassInput, reason: result.ReasonSignatureRejected}, found
 	}},
-	{"digest", textRule(result.ClassTransient, result.ReasonDigestMismatch, "digest did not match", "does not match expected digest", "digest_invalid")},
+	{"digest", textRule(result.ClassTransient, result.ReasonDigestMismatch, "digest did not match", "does not match expected", "does not match provided manifest digest", "does not match selected manifest digest", "digest mismatch, expected", "digest_invalid")},
 	{"architecture", textRule(result.ClassInput, result.ReasonWrongArchitecture,
 		"no image found in image index for architecture", "no image found in manifest list for architecture")},
+	{"manifest in every format", func(err error, d direction) (verdict, bool) {
+		return statusVerdict(http.StatusBadRequest, d), strings.Contains(said(err), "Uploading manifest failed, attempted the following formats")
+	}},
 	{"registry error code", func(err error, d direction) (verdict, bool) {
 		code, status := registryCode(err)
 		v, ok := codeVerdict(code, d)
@@ -82,6 +85,20 @@ var rules = []rule{
 		}
 		return verdict{}, false
 	}},
+	{"code of no specification", func(err error, d direction) (verdict, bool) {
+		var e errcode.Error
+		var coder errcode.ErrorCoder
+		if !errors.As(err, &coder) {
+			return verdict{}, false
+		}
+		if errors.As(err, &e) && d == pulling && strings.Contains(strings.ToLower(e.Message), "not found") {
+			return statusVerdict(http.StatusNotFound, d), true
+		}
+		v := statusVerdict(http.StatusBadRequest, d)
+		v.status = 0
+		return v, true
+	}},
+	{"no space left, as text", textRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC.Error(), syscall.EDQUOT.Error())},
 	{"image not in the store", func(err error, d direction) (verdict, bool) {
 		return verdict{class: result.ClassInput, reason: result.ReasonBaseImageNotFound}, d == pulling && errors.Is(err, storage.ErrImageUnknown)
 	}},
@@ -200,7 +217,7 @@ func registryCode(err error) (code string, status int) {
 
 // statusText finds the status in the errors that containers/image makes of an
 // answer it cannot parse; their type is not exported.
-var statusText = regexp.MustCompile(`(?:StatusCode: |error parsing HTTP |unexpected HTTP status: |status code )(\d{3})\b`)
+var statusText = regexp.MustCompile(`(?:StatusCode: |error parsing HTTP |unexpected HTTP status: |status code |invalid response status )(\d{3})\b`)
 
 // httpStatus returns the status of the answer that err is about, 0 for none.
 func httpStatus(err error) int {
@@ -217,18 +234,30 @@ func httpStatus(err error) int {
 	if _, status := registryCode(err); status != 0 {
 		return status
 	}
-	if m := statusText.FindStringSubmatch(err.Error()); m != nil {
+	if m := statusText.FindStringSubmatch(said(err)); m != nil {
 		status, _ := strconv.Atoi(m[1])
 		return status
 	}
 	return 0
 }
 
+// said is the text of err without that of the mirrors.
+func said(err error) string {
+	text := err.Error()
+	i := strings.Index(text, "(Mirrors also failed: ")
+	if i < 0 {
+		return text
+	}
+	if j := strings.LastIndex(text, "]): "); j > i {
+		return text[:i] + text[j+len("]): "):]
+	}
+	return text
+}
+
 func errnoRule(class result.Class, reason result.Reason, errnos ...syscall.Errno) func(error, direction) (verdict, bool) {
 	return func(err error, _ direction) (verdict, bool) {
 		for _, errno := range errnos {
-			// Storage unpacks layers in a child process, from which only text comes back.
-			if errors.Is(err, errno) || strings.Contains(err.Error(), errno.Error()) {
+			if errors.Is(err, errno) {
 				return verdict{class: class, reason: reason}, true
 			}
 		}
@@ -238,7 +267,7 @@ func errnoRule(class result.Class, reason result.Reason, errnos ...syscall.Errno
 
 func textRule(class result.Class, reason result.Reason, texts ...string) func(error, direction) (verdict, bool) {
 	return func(err error, _ direction) (verdict, bool) {
-		lower := strings.ToLower(err.Error())
+		lower := strings.ToLower(said(err))
 		for _, text := range texts {
 			if strings.Contains(lower, text) {
 				return verdict{class: class, reason: reason}, true
@@ -293,9 +322,15 @@ func transferError(ctx context.Context, err error, d direction, what, host, cred
 	if v.class == result.ClassAuth && v.status != 0 {
 		fmt.Fprintf(&b, " (%d, %s)", v.status, credentials)
 	}
-	fmt.Fprintf(&b, ": %s", oneLine(err.Error()))
+	fmt.Fprintf(&b, ": %s", withoutPages(oneLine(err.Error())))
 	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, Err: err}
 }
+
+// page is the beginning of a page of HTML that containers/image quotes behind a
+// status; it tells a reader nothing that the status does not.
+var page = regexp.MustCompile(`, "\s*<(?:[^"\\]|\\.)*"`)
+
+func withoutPages(text string) string { return page.ReplaceAllString(text, "") }
 
 // requestHost is the host of the request that err is about, when it names one.
 func requestHost(err error) string {

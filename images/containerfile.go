@@ -67,7 +67,7 @@ func syntaxError(path string, line int, err error) *Error {
 func ParseContainerfile(path string, text []byte, args map[string]string, target, platform string, contexts map[string]*define.AdditionalBuildContext) (*Containerfile, error) {
 	root, err := imagebuilder.ParseDockerfile(bytes.NewReader(text))
 	if err != nil {
-		return nil, syntaxError(path, errorLine(text, err), err)
+		return nil, syntaxError(path, errorLine(text), err)
 	}
 	if len(root.Children) == 0 {
 		return nil, syntaxError(path, 0, errors.New("it has no instruction"))
@@ -78,6 +78,16 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 			err.Step = &result.Step{Line: node.StartLine, Instruction: node.Original}
 			return nil, err
 		}
+	}
+	first := 0
+	for first < len(root.Children) && root.Children[first].Value == command.Arg {
+		first++
+	}
+	if first == len(root.Children) {
+		return nil, syntaxError(path, 0, errors.New("it has no FROM"))
+	}
+	if node := root.Children[first]; node.Value != command.From {
+		return nil, syntaxError(path, node.StartLine, errors.New("FROM must come first"))
 	}
 	builder := imagebuilder.NewBuilder(args)
 	if platform != "" {
@@ -139,14 +149,14 @@ func checkInstruction(node *parser.Node) error {
 	return b.Run(step, imagebuilder.NoopExecutor, true)
 }
 
-// errorLine finds the line at which the parser stopped, which it does not say:
-// the first line without which there is no error.
-func errorLine(text []byte, want error) int {
+// errorLine finds the line at which the instruction begins that the parser stopped
+// at, which it does not say: it follows the longest beginning of the text that can
+// be parsed.
+func errorLine(text []byte) int {
 	lines := bytes.SplitAfter(text, []byte("\n"))
-	for n := 1; n <= len(lines); n++ {
-		_, err := imagebuilder.ParseDockerfile(bytes.NewReader(bytes.Join(lines[:n], nil)))
-		if err != nil && err.Error() == want.Error() {
-			return n
+	for n := len(lines) - 1; n >= 0; n-- {
+		if _, err := imagebuilder.ParseDockerfile(bytes.NewReader(bytes.Join(lines[:n], nil))); err == nil {
+			return n + 1
 		}
 	}
 	return 0
@@ -177,7 +187,7 @@ func (c *collector) need(index int) error {
 	local := map[string]string{}
 	for _, node := range s.Node.Children {
 		for _, name := range imagesNamedBy(node) {
-			resolved, err := imagebuilder.ProcessWord(name, resolveArgs(s, local))
+			resolved, err := imagebuilder.ProcessWord(name, resolveArgs(s, node, local))
 			if err != nil {
 				return syntaxError(c.path, node.StartLine, err)
 			}
@@ -188,7 +198,7 @@ func (c *collector) need(index int) error {
 		if strings.EqualFold(node.Value, command.Arg) {
 			for arg := node.Next; arg != nil; arg = arg.Next {
 				if name, value, ok := strings.Cut(arg.Value, "="); ok {
-					if v, err := imagebuilder.ProcessWord(value, resolveArgs(s, local)); err == nil {
+					if v, err := imagebuilder.ProcessWord(value, resolveArgs(s, node, local)); err == nil {
 						local[name] = v
 					}
 				}
@@ -208,7 +218,7 @@ func (c *collector) use(index int, node *parser.Node, name string) error {
 		name = extra.Value
 	} else {
 		for i := index - 1; i >= 0; i-- {
-			if c.stages[i].Name == name || (!from && strconv.Itoa(i) == name) {
+			if c.stages[i].Name == name || strconv.Itoa(i) == name {
 				return c.need(i)
 			}
 		}
@@ -223,7 +233,7 @@ func (c *collector) use(index int, node *parser.Node, name string) error {
 	if from {
 		for _, flag := range node.Flags {
 			if p, ok := strings.CutPrefix(flag, "--platform="); ok {
-				if resolved, err := imagebuilder.ProcessWord(p, resolveArgs(c.stages[index], nil)); err == nil {
+				if resolved, err := imagebuilder.ProcessWord(p, resolveArgs(c.stages[index], node, nil)); err == nil {
 					platform = resolved
 				}
 			}
@@ -244,6 +254,11 @@ func imagesNamedBy(node *parser.Node) []string {
 	var names []string
 	switch strings.ToLower(node.Value) {
 	case command.From:
+		for _, flag := range node.Flags {
+			if name, ok := strings.CutPrefix(flag, "--after="); ok {
+				names = append(names, name)
+			}
+		}
 		names = append(names, node.Next.Value)
 	case command.Copy, command.Add:
 		for _, flag := range node.Flags {
@@ -267,10 +282,16 @@ func imagesNamedBy(node *parser.Node) []string {
 	return names
 }
 
-// resolveArgs lists the arguments that a name may use; the first match counts.
-func resolveArgs(s imagebuilder.Stage, local map[string]string) []string {
+// resolveArgs lists the arguments that a name in the instruction may use; the first
+// match counts. FROM knows only those that an ARG before the first FROM declares.
+func resolveArgs(s imagebuilder.Stage, node *parser.Node, local map[string]string) []string {
+	given := s.Builder.Args
+	if strings.EqualFold(node.Value, command.From) {
+		given = maps.Clone(given)
+		maps.DeleteFunc(given, func(name, _ string) bool { _, declared := s.Builder.HeadingArgs[name]; return !declared })
+	}
 	var args []string
-	for _, m := range []map[string]string{s.Builder.Args, local, s.Builder.HeadingArgs, s.Builder.BuiltinArgDefaults} {
+	for _, m := range []map[string]string{given, local, s.Builder.BuiltinArgDefaults, s.Builder.HeadingArgs} {
 		for _, k := range slices.Sorted(maps.Keys(m)) {
 			args = append(args, k+"="+m[k])
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -105,7 +106,11 @@ func (t *stepTracker) begin(text string) *stageProgress {
 // expects tells whether text is the next instruction of the stage. What buildah
 // prints has the heredocs of the instruction behind it.
 func (s *stageProgress) expects(text string) bool {
-	return s.next < len(s.steps) && strings.HasPrefix(text, s.steps[s.next].Instruction)
+	if s.next >= len(s.steps) {
+		return false
+	}
+	instruction := s.steps[s.next].Instruction
+	return text == instruction || strings.HasPrefix(text, instruction+" (")
 }
 
 func (t *stepTracker) prefix() string {
@@ -115,6 +120,10 @@ func (t *stepTracker) prefix() string {
 	return ""
 }
 
+// unresolved finds the line of an instruction whose variables cannot be resolved,
+// which buildah notices before it prints the step.
+var unresolved = regexp.MustCompile(`resolving step \{.* StartLine:(\d+) `)
+
 // failed returns the step at which the build was when it ended with err, nil
 // when it never came to one.
 func (t *stepTracker) failed(err error) *result.Step {
@@ -123,8 +132,18 @@ func (t *stepTracker) failed(err error) *result.Step {
 	if t.current == nil {
 		return nil
 	}
+	if m := unresolved.FindStringSubmatch(err.Error()); m != nil {
+		line, _ := strconv.Atoi(m[1])
+		for _, s := range t.stages {
+			for _, step := range s.steps {
+				if step.Line == line && s.started {
+					return &step
+				}
+			}
+		}
+	}
 	for _, s := range t.stages { // with several jobs the last one printed need not be it
-		if s.started && strings.Contains(err.Error(), fmt.Sprintf("STEP %q", s.last.Instruction)) {
+		if s.started && strings.Contains(squeeze(err.Error()), squeeze("STEP \""+s.last.Instruction+"\":")) {
 			step := s.last
 			return &step
 		}
@@ -141,11 +160,15 @@ func (t *stepTracker) output(out io.Writer) io.WriteCloser {
 
 // exitNotice is what buildah's helper processes write behind the output of a
 // step that failed, each of them: its exit status, which is reported anyway.
-var exitNotice = regexp.MustCompile(`subprocess exited (with status \d+|on [a-z ]+)$`)
+var exitNotice = regexp.MustCompile(`(subprocess exited (with status \d+|on [^:]+)|process exited with error: exec: not started)$`)
 
 // stepEnd is what buildah writes after a step, behind a line that the step may
 // have left without an end.
 var stepEnd = regexp.MustCompile(`--> ([0-9a-f]{12}|Using cache [0-9a-f]{64}|Pushing cache \[.*|Cache pulled from remote .*)$`)
+
+// maxOutputLine is the length in bytes at which a line that does not end is passed
+// on.
+const maxOutputLine = 64 << 10
 
 type stepOutput struct {
 	out  io.Writer
@@ -162,6 +185,10 @@ func (o *stepOutput) Write(p []byte) (int, error) {
 	o.buf = append(o.buf, p...)
 	for {
 		i := bytes.IndexByte(o.buf, '\n')
+		if i < 0 && len(o.buf) >= maxOutputLine {
+			o.line(o.buf)
+			o.buf = nil
+		}
 		if i < 0 {
 			return len(p), nil
 		}
@@ -194,9 +221,12 @@ func (o *stepOutput) Close() error {
 	return err
 }
 
-// tailLines is how many lines of a step's output are kept for the report of its
-// failure.
-const tailLines = 20
+// How much of a step's output is kept for the report of its failure: lines, and
+// bytes of each.
+const (
+	tailLines     = 20
+	tailLineBytes = 1024
+)
 
 // tail keeps the last lines that are added to it.
 type tail struct {
@@ -204,7 +234,14 @@ type tail struct {
 	lines []string
 }
 
+// add adds a line as it looks when it is complete: without what a carriage return
+// made to be written over, and without the middle of one that is very long.
 func (t *tail) add(line string) {
+	line = strings.TrimRight(line, "\r")
+	line = line[strings.LastIndexByte(line, '\r')+1:]
+	if over := len(line) - tailLineBytes; over > 0 {
+		line = strings.ToValidUTF8(line[:tailLineBytes/2]+" … "+line[len(line)-tailLineBytes/2:], "")
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.lines = append(t.lines, line)
@@ -231,3 +268,5 @@ func (t *tail) last() string {
 	text := t.text()
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 }
+
+func squeeze(s string) string { return strings.ToLower(strings.Join(strings.Fields(s), " ")) }

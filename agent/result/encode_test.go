@@ -212,6 +212,16 @@ func TestTextIsMadeOneLine(t *testing.T) {
 	}
 }
 
+func TestCharactersStayWhole(t *testing.T) {
+	text := strings.Repeat("構築🦦é", 300)
+	r := newResult(result.ReasonStepFailed, message(text), attempts(2, text), step(text, text))
+	for budget := result.MinBytes; budget < result.MinBytes+64; budget++ {
+		if data := r.Encode(budget); bytes.ContainsRune(data, utf8.RuneError) {
+			t.Errorf("budget %d: a character was cut in two: %s", budget, data)
+		}
+	}
+}
+
 func FuzzEncode(f *testing.F) {
 	hostile := "\"\\\n\r\t\x00\x7f\xff\xc3\u2028\u0085<é構🦦"
 	f.Add("built", testImage, "registry.example:5000", "final", "RUN true", "refused", uint16(3), uint16(1), result.MaxBytes)
