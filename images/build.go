@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -300,7 +301,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
 	case v.reason != result.ReasonPullFailed && !(instruction == "ADD" && v.class == result.ClassInput):
 		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
-		failed.Host = requestHost(err)
+		if failed.Host = requestHost(err); failed.Host == "" && instruction == "ADD" {
+			failed.Host = hostOfURL(text)
+		}
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
 	case atStep:
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
@@ -334,6 +337,18 @@ func stepCause(err error) (cause error, atStep bool) {
 		}
 	}
 	return err, false
+}
+
+// quotedURL finds the URL that buildah names in the error of an ADD.
+var quotedURL = regexp.MustCompile(`"(https?://[^"]+)"`)
+
+func hostOfURL(text string) string {
+	if m := quotedURL.FindStringSubmatch(text); m != nil {
+		if u, err := url.Parse(m[1]); err == nil {
+			return u.Host
+		}
+	}
+	return ""
 }
 
 // missing finds the path in what buildah says of a source that is not there: of a

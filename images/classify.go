@@ -296,22 +296,30 @@ func isNetwork(err error) bool {
 	return false
 }
 
-// transferError makes the Error of a failed pull or push of what.
-func transferError(ctx context.Context, err error, d direction, what, host, credentials string) *Error {
-	v := classify(ctx, err, d)
+// transfer is what was being done when an error came.
+type transfer struct {
+	direction direction
+	doing     string // such as "pushing the image"
+	what      string // the image
+	host      string
+	// credentials says whose credentials were used.
+	credentials string
+}
+
+// transferError makes the Error of a transfer.
+func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Error {
+	v := classify(ctx, err, t.direction)
+	host := t.host
 	if named := requestHost(err); named != "" {
 		host = named
 	}
-	doing := "pulling " + what
-	if d == pushing {
-		doing = "pushing " + what
-	}
+	doing := t.doing + " " + t.what
 	var b strings.Builder
 	switch {
 	case v.class == result.ClassInterrupted:
 		fmt.Fprintf(&b, "stopped while %s", doing)
 	case v.reason == result.ReasonPushDenied:
-		fmt.Fprintf(&b, "%s denied the push of %s", host, what)
+		fmt.Fprintf(&b, "%s denied %s", host, doing)
 	case v.class == result.ClassAuth && v.status != 0:
 		fmt.Fprintf(&b, "%s refused the credentials while %s", host, doing)
 	case v.status != 0:
@@ -320,9 +328,15 @@ func transferError(ctx context.Context, err error, d direction, what, host, cred
 		fmt.Fprintf(&b, "%s failed", doing)
 	}
 	if v.class == result.ClassAuth && v.status != 0 {
-		fmt.Fprintf(&b, " (%d, %s)", v.status, credentials)
+		fmt.Fprintf(&b, " (%d, %s)", v.status, t.credentials)
 	}
 	fmt.Fprintf(&b, ": %s", withoutPages(oneLine(err.Error())))
+	switch v.reason {
+	case result.ReasonSignatureRejected:
+		fmt.Fprintf(&b, " (the signature policy is %s)", e.policy)
+	case result.ReasonCertificateUntrusted:
+		b.WriteString(e.describeTrust(err, host))
+	}
 	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, Err: err}
 }
 

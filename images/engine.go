@@ -53,13 +53,15 @@ type Output struct {
 
 // Engine is the store and the sandbox of one build.
 type Engine struct {
-	config    Config
-	log       *slog.Logger
-	store     storage.Store
-	sys       types.SystemContext // a template: operations change copies
-	tmp       string
-	isolation isolation
-	warned    bool // that limits were lowered
+	config     Config
+	log        *slog.Logger
+	store      storage.Store
+	sys        types.SystemContext // a template: operations change copies
+	tmp        string
+	isolation  isolation
+	warned     bool   // that limits were lowered
+	policy     string // the path of the signature policy, empty for the built-in one
+	authCopies map[string]authCopy
 }
 
 //go:embed policy.json
@@ -119,6 +121,10 @@ func (e *Engine) Close() {
 		}
 		e.store = nil
 	}
+	for _, c := range e.authCopies {
+		_ = c.file.Close()
+	}
+	e.authCopies = nil
 	if e.tmp != "" {
 		removeTemp(e.tmp, e.log)
 		e.tmp = ""
@@ -239,6 +245,10 @@ func (e *Engine) configurePolicy() error {
 	_, err := signature.DefaultPolicy(&e.sys)
 	switch {
 	case err == nil:
+		e.policy = e.config.SignaturePolicy
+		if e.policy == "" {
+			e.policy = foundPolicy()
+		}
 		return nil
 	case !errors.Is(err, configfile.ErrConfigFileNotFound) || e.config.SignaturePolicy != "":
 		return invalid("the signature policy cannot be used", err)
@@ -252,9 +262,22 @@ func (e *Engine) configurePolicy() error {
 	return nil
 }
 
+// foundPolicy is the path of the policy that signature.DefaultPolicy reads, which
+// it does not tell: the same search, with the same words.
+func foundPolicy() string {
+	for item, err := range configfile.Read(&configfile.File{
+		Name: "policy", Extension: "json", DoNotLoadDropInFiles: true, EnvironmentName: "CONTAINERS_POLICY_JSON",
+	}) {
+		if err == nil {
+			return item.Name
+		}
+	}
+	return ""
+}
+
 // system returns a copy of the system context that uses the given auth file.
 func (e *Engine) system(authFile string) *types.SystemContext {
 	sys := e.sys
-	sys.AuthFilePath = authFile
+	sys.AuthFilePath = e.authFilePath(authFile)
 	return &sys
 }

@@ -78,7 +78,7 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil {
 			host, credentials = reference.Domain(ref), e.describeCredentials(authFile, ref)
 		}
-		failed := transferError(ctx, err, pulling, "the base image "+b.Name, host, credentials)
+		failed := e.transferError(ctx, err, transfer{pulling, "pulling", "the base image " + b.Name, host, credentials})
 		if failed.Class == result.ClassInput {
 			failed.Message = fmt.Sprintf("%s, line %d: %s", containerfile, b.Line, failed.Message)
 		}

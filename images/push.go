@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -114,11 +115,7 @@ func CheckTag(name string) error {
 // the destination has are not sent again.
 func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compression, authFile string) (dig string, sent int64, err error) {
 	fail := func(err error) error {
-		credentials := "no credentials"
-		if named := d.ref.DockerReference(); named != nil && !d.Local() {
-			credentials = e.describeCredentials(authFile, named)
-		}
-		return transferError(ctx, err, pushing, d.Name, d.host, credentials)
+		return e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
 	}
 	src, err := istorage.Transport.NewStoreReference(e.store, nil, id)
 	if err != nil {
@@ -172,6 +169,9 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	if err != nil {
 		return "", 0, fail(err)
 	}
+	if d.config == pushed.ConfigInfo().Digest {
+		skipped[d.config.String()] = true // the copy does not say so of a config
+	}
 	d.config = pushed.ConfigInfo().Digest
 	if d.Local() {
 		if err := os.Rename(d.partial, d.path); err != nil {
@@ -179,6 +179,13 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 	}
 	return manifestDigest.String(), e.sentBytes(ctx, src, pushed, skipped), nil
+}
+
+func (e *Engine) destinationCredentials(d *Destination, authFile string) string {
+	if named := d.ref.DockerReference(); named != nil && !d.Local() {
+		return e.describeCredentials(authFile, named)
+	}
+	return "no credentials"
 }
 
 // sentBytes adds up the blobs of the manifest that were not skipped. The copy
@@ -208,8 +215,8 @@ func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, pushed
 func (e *Engine) Verify(ctx context.Context, d *Destination, want, authFile string) error {
 	got, err := e.confirm(ctx, d, want, authFile)
 	if err != nil {
-		failed := transferError(ctx, err, pushing, d.Name, d.host, "while it was verified")
-		if failed.Status == 404 {
+		failed := e.transferError(ctx, err, transfer{pushing, "verifying", d.Name, d.host, e.destinationCredentials(d, authFile)})
+		if failed.Status == http.StatusNotFound {
 			failed.Class, failed.Reason = result.ClassTransient, result.ReasonDigestMismatch
 		}
 		return failed
@@ -260,24 +267,47 @@ func (e *Engine) confirm(ctx context.Context, d *Destination, want, authFile str
 }
 
 // Pushed asks the destination for an image of the build with this id and returns
-// its digest, empty when the image there is another one or there is none.
+// its digest, empty when the image there is another one or there is none. Mirrors
+// are not asked: nothing is pushed there.
 func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile string) (string, error) {
-	src, err := d.ref.NewImageSource(ctx, e.system(authFile))
-	if err != nil {
-		return "", transferError(ctx, err, pulling, d.Name, d.host, "no credentials")
+	sys := e.system(authFile)
+	found, err := docker.GetDigest(ctx, sys, d.ref)
+	var man []byte
+	var mime string
+	if err == nil {
+		// GetDigest asks the registry itself; what has its digest may come from anywhere.
+		man, mime, err = manifestOf(ctx, sys, d.ref.DockerReference(), found)
 	}
-	defer src.Close()
-	man, mime, err := image.UnparsedInstance(src, nil).Manifest(ctx)
 	if err != nil {
-		return "", transferError(ctx, err, pulling, d.Name, d.host, e.describeCredentials(authFile, d.ref.DockerReference()))
+		failed := e.transferError(ctx, err, transfer{pulling, "looking for", d.Name, d.host, e.destinationCredentials(d, authFile)})
+		if failed.Status == http.StatusNotFound {
+			return "", nil
+		}
+		return "", failed
 	}
 	if mime != imgspecv1.MediaTypeImageManifest {
 		return "", nil // only OCI manifests have annotations
 	}
 	oci, err := manifest.OCI1FromManifest(man)
 	if err != nil || oci.Annotations[BuildIDAnnotation] != buildID {
-		return "", err
+		return "", nil //nolint:nilerr // what cannot be read is of another build
 	}
-	found, err := manifest.Digest(man)
-	return found.String(), err
+	return found.String(), nil
+}
+
+func manifestOf(ctx context.Context, sys *types.SystemContext, named reference.Named, d digest.Digest) ([]byte, string, error) {
+	canonical, err := reference.WithDigest(reference.TrimNamed(named), d)
+	if err != nil {
+		return nil, "", err
+	}
+	ref, err := docker.NewReference(canonical)
+	if err != nil {
+		return nil, "", err
+	}
+	src, err := ref.NewImageSource(ctx, sys)
+	if err != nil {
+		return nil, "", err
+	}
+	defer src.Close()
+	return image.UnparsedInstance(src, nil).Manifest(ctx)
 }

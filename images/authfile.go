@@ -1,0 +1,278 @@
+package images
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"go.podman.io/image/v5/docker/reference"
+	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
+	"golang.org/x/sys/unix"
+)
+
+// authFile is an auth file that was read: in the form of dockerconfigjson, or the
+// older one of dockercfg, which has the entries without "auths" around them.
+type authFile struct {
+	path    string
+	entries map[string]authEntry // by registry, or registry and namespace
+	// other are the members beside the entries, such as credsStore.
+	other map[string]json.RawMessage
+	// odd says what had to be put right for the library to understand the file.
+	odd []string
+}
+
+// authEntry holds one credential.
+type authEntry struct {
+	user, password string
+	identityToken  string
+	registryToken  string
+	auth           string // user and password in base64, as it stands in the file
+}
+
+// readAuthFile reads the file as it is now.
+func readAuthFile(path string) (*authFile, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(data, &members); err != nil {
+		return nil, fmt.Errorf("%s is not an auth file: %w", path, err)
+	}
+	f := &authFile{path: path, entries: map[string]authEntry{}, other: members}
+	raw := members
+	if auths, ok := members["auths"]; ok {
+		raw = nil
+		if err := json.Unmarshal(auths, &raw); err != nil {
+			return nil, fmt.Errorf("%s is not an auth file: its \"auths\": %w", path, err)
+		}
+		delete(f.other, "auths")
+	} else if raw["credHelpers"] == nil && raw["credsStore"] == nil {
+		f.other = nil
+		if len(raw) > 0 {
+			f.odd = append(f.odd, "it has the form of dockercfg")
+		}
+	} else {
+		raw = nil
+	}
+	for key, text := range raw {
+		entry, odd, err := parseAuthEntry(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s is not an auth file: its entry %s: %w", path, key, err)
+		}
+		f.entries[key] = entry
+		for _, o := range odd {
+			f.odd = append(f.odd, fmt.Sprintf("its entry %s has %s", key, o))
+		}
+	}
+	slices.Sort(f.odd)
+	return f, nil
+}
+
+func parseAuthEntry(text json.RawMessage) (entry authEntry, odd []string, err error) {
+	var e struct {
+		Auth, Username, Password, IdentityToken, RegistryToken string
+	}
+	if err := json.Unmarshal(text, &e); err != nil {
+		return entry, nil, err
+	}
+	entry = authEntry{user: e.Username, password: e.Password, identityToken: e.IdentityToken, registryToken: e.RegistryToken, auth: e.Auth}
+	if auth := strings.TrimSpace(e.Auth); auth != "" {
+		if auth != e.Auth {
+			odd = append(odd, "white space around its base64")
+		}
+		if decoded, err := base64.StdEncoding.DecodeString(auth); err == nil {
+			entry.user, entry.password, _ = strings.Cut(string(decoded), ":")
+		}
+	} else if e.Username != "" {
+		odd = append(odd, "username and password in place of auth")
+	}
+	if trimmed := strings.TrimRight(entry.password, "\r\n"); trimmed != entry.password {
+		odd = append(odd, "a line break behind its password")
+		entry.password = trimmed
+	}
+	return entry, odd, nil
+}
+
+// normalized is the file in the form that the library understands.
+func (f *authFile) normalized() ([]byte, error) {
+	auths := map[string]map[string]string{}
+	for key, e := range f.entries {
+		a := map[string]string{}
+		if e.user != "" || e.password != "" {
+			a["auth"] = base64.StdEncoding.EncodeToString([]byte(e.user + ":" + e.password))
+		} else if e.auth != "" {
+			a["auth"] = e.auth
+		}
+		if e.identityToken != "" {
+			a["identitytoken"] = e.identityToken
+		}
+		auths[key] = a
+	}
+	members := map[string]any{"auths": auths}
+	for name, text := range f.other {
+		members[name] = text
+	}
+	return json.Marshal(members)
+}
+
+// match finds the entry for an image: the most specific one, of the repository,
+// its namespaces, its registry, then those that are written as URLs.
+func (f *authFile) match(ref reference.Named) (key string, entry authEntry, ok bool) {
+	for name := ref.Name(); ; {
+		if e, ok := f.entries[name]; ok {
+			return name, e, true
+		}
+		i := strings.LastIndexByte(name, '/')
+		if i < 0 {
+			break
+		}
+		name = name[:i]
+	}
+	for _, key := range slices.Sorted(maps.Keys(f.entries)) {
+		host := key
+		if _, rest, ok := strings.Cut(key, "://"); ok {
+			host = rest
+		}
+		host, _, _ = strings.Cut(host, "/")
+		if host == reference.Domain(ref) && strings.Contains(key, "://") {
+			return key, f.entries[key], true
+		}
+	}
+	return "", authEntry{}, false
+}
+
+// describe says in a message whose credentials were used, never the secret.
+func (f *authFile) describe(ref reference.Named) string {
+	key, e, ok := f.match(ref)
+	switch {
+	case !ok && len(f.entries) == 0:
+		return fmt.Sprintf("no credentials for %s in %s, which has no entries", reference.Domain(ref), f.path)
+	case !ok:
+		return fmt.Sprintf("no credentials for %s in %s, which has entries for %s", reference.Domain(ref), f.path,
+			strings.Join(slices.Sorted(maps.Keys(f.entries)), ", "))
+	case e.identityToken != "":
+		return fmt.Sprintf("identity token from %s, entry %s%s", f.path, key, expired(e.identityToken))
+	}
+	return fmt.Sprintf("user %q from %s, entry %s%s", e.user, f.path, key, expired(e.password))
+}
+
+// expired says since when a token is not valid any more, where it says so itself,
+// as a JSON Web Token does (RFC 7519, section 4.1.4); otherwise it says nothing.
+func expired(token string) string {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return ""
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
+	if err != nil {
+		return ""
+	}
+	var claims struct {
+		Expires float64 `json:"exp"` // in seconds since 1970
+	}
+	if json.Unmarshal(payload, &claims) != nil || claims.Expires <= 0 {
+		return ""
+	}
+	if at := time.Unix(int64(claims.Expires), 0); time.Now().After(at) {
+		return fmt.Sprintf(", a token that expired at %s", at.UTC().Format(time.RFC3339))
+	}
+	return ""
+}
+
+// secrets lists what must not be shown of the file.
+func (f *authFile) secrets() []string {
+	var all []string
+	for _, e := range f.entries {
+		for _, s := range []string{e.password, e.identityToken, e.registryToken, e.auth, strings.TrimSpace(e.auth)} {
+			if s != "" {
+				all = append(all, s)
+			}
+		}
+		if e.password != "" {
+			all = append(all, e.user+":"+e.password)
+		}
+	}
+	return all
+}
+
+// AuthSecrets returns the secret strings in an auth file: passwords, tokens and
+// the entries that hold them. A file that cannot be read has none.
+func AuthSecrets(path string) []string {
+	f, err := readAuthFile(path)
+	if err != nil {
+		return nil
+	}
+	return f.secrets()
+}
+
+// describeCredentials says whose credentials an operation on ref used, for a
+// message.
+func (e *Engine) describeCredentials(path string, ref reference.Named) string {
+	if path != "" {
+		f, err := readAuthFile(path)
+		if err != nil {
+			return fmt.Sprintf("the auth file %s cannot be read: %v", path, err)
+		}
+		return f.describe(ref)
+	}
+	auth, err := dockerconfig.GetCredentialsForRef(&e.sys, ref)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the auth files of this user cannot be read: %v", err)
+	case auth.Username == "" && auth.IdentityToken == "":
+		return fmt.Sprintf("no credentials for %s in the auth files of this user", reference.Domain(ref))
+	}
+	return fmt.Sprintf("user %q from the auth files of this user", auth.Username)
+}
+
+// authFilePath returns the path of an auth file as the library is to read it: the
+// file itself, or where the library would not understand it, a copy in memory that
+// is gone with the process.
+func (e *Engine) authFilePath(path string) string {
+	if path == "" {
+		return ""
+	}
+	f, err := readAuthFile(path)
+	if err != nil || len(f.odd) == 0 {
+		return path // what is wrong with it is reported by whoever needs it
+	}
+	data, err := f.normalized()
+	if err != nil {
+		return path
+	}
+	if known, ok := e.authCopies[path]; ok && bytes.Equal(known.data, data) {
+		return known.file.Name()
+	}
+	e.log.Warn(fmt.Sprintf("The auth file %s is understood, although %s", path, strings.Join(f.odd, ", and ")))
+	fd, err := unix.MemfdCreate("auth", unix.MFD_CLOEXEC)
+	if err != nil {
+		e.log.Debug("no memory for a copy of the auth file", "error", err)
+		return path
+	}
+	copied := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd)) //nolint:gosec // a descriptor
+	if _, err := copied.Write(data); err != nil {
+		_ = copied.Close()
+		return path
+	}
+	if old, ok := e.authCopies[path]; ok {
+		_ = old.file.Close()
+	}
+	if e.authCopies == nil {
+		e.authCopies = map[string]authCopy{}
+	}
+	e.authCopies[path] = authCopy{file: copied, data: data}
+	return copied.Name()
+}
+
+// authCopy is a normalized auth file in memory.
+type authCopy struct {
+	file *os.File
+	data []byte
+}

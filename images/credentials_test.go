@@ -1,0 +1,123 @@
+package images
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.podman.io/image/v5/docker/reference"
+)
+
+func TestAuthSecrets(t *testing.T) {
+	encoded := base64.StdEncoding.EncodeToString([]byte("robot:pass:word"))
+	for _, s := range []struct {
+		name, file string
+		want       []string
+	}{
+		{"auth", fmt.Sprintf(`{"auths":{"r.example":{"auth":%q}}}`, encoded), []string{encoded, "pass:word"}},
+		{"dockercfg", fmt.Sprintf(`{"r.example":{"auth":%q}}`, encoded), []string{encoded, "pass:word"}},
+		{"dockercfg with user and password", `{"r.example":{"username":"robot","password":"word","email":"a@b"}}`, []string{"word"}},
+		{"user and password", `{"auths":{"r.example":{"username":"robot","password":"word"}}}`, []string{"word"}},
+		{"identity token", `{"auths":{"r.example":{"identitytoken":"token"}}}`, []string{"token"}},
+		{"registry token", `{"auths":{"r.example":{"registrytoken":"token"}}}`, []string{"token"}},
+		{"several", `{"auths":{"r.example":{"password":"one"},"s.example/team":{"password":"two"}},"credsStore":"x"}`, []string{"one", "two"}},
+		{"a newline behind the base64", fmt.Sprintf(`{"auths":{"r.example":{"auth":"%s\n"}}}`, encoded), []string{encoded, "pass:word"}},
+		{"a newline behind the password", fmt.Sprintf(`{"auths":{"r.example":{"auth":%q}}}`, base64.StdEncoding.EncodeToString([]byte("robot:word\n"))), []string{"word"}},
+		{"not base64", `{"auths":{"r.example":{"auth":"???"}}}`, []string{"???"}},
+		{"no auths", `{"auths":{}}`, nil},
+		{"empty file", ``, nil},
+		{"not JSON", `auths: none`, nil},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			got := AuthSecrets(write(t, t.TempDir()+"/config.json", s.file))
+			for _, want := range s.want {
+				if !slices.Contains(got, want) {
+					t.Errorf("secrets %q, want %q among them", got, want)
+				}
+			}
+			if len(s.want) == 0 && len(got) > 0 {
+				t.Errorf("secrets %q, want none", got)
+			}
+			for _, known := range []string{"robot", "r.example", "a@b"} {
+				if slices.Contains(got, known) {
+					t.Errorf("%q is called a secret", known)
+				}
+			}
+		})
+	}
+	if got := AuthSecrets(t.TempDir() + "/none.json"); got != nil {
+		t.Errorf("secrets %q of a file that is not there", got)
+	}
+}
+
+func TestDescribeCredentials(t *testing.T) {
+	b := open(t)
+	ref, err := reference.ParseNormalizedNamed("r.example:5000/os/layered:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded := base64.StdEncoding.EncodeToString([]byte("robot:word"))
+	for _, s := range []struct {
+		name, file string
+		want       []string
+	}{
+		{"auth", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q}}}`, encoded), []string{`user "robot"`}},
+		{"with a path", fmt.Sprintf(`{"auths":{"r.example:5000/os":{"auth":%q}}}`, encoded), []string{`user "robot"`}},
+		{"token", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q,"identitytoken":"word"}}}`, encoded), []string{"identity token"}},
+		{"another host", fmt.Sprintf(`{"auths":{"r.example:5001":{"auth":%q}}}`, encoded), []string{"no credentials for r.example:5000", "r.example:5001"}},
+		{"not JSON", `word`, []string{"cannot be read"}},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			path := write(t, t.TempDir()+"/config.json", s.file)
+			got := b.describeCredentials(path, ref)
+			for _, want := range append(s.want, path) {
+				if !strings.Contains(got, want) {
+					t.Errorf("%q does not have %q", got, want)
+				}
+			}
+			if strings.Contains(got, "word") || strings.Contains(got, encoded) {
+				t.Errorf("%q gives the secret away", got)
+			}
+		})
+	}
+	if got := b.describeCredentials("", ref); got != "no credentials for r.example:5000 in the auth files of this user" {
+		t.Errorf("without a file: %q", got)
+	}
+}
+
+// TestAuthFileForms pushes with each form of an auth file that users have.
+func TestAuthFileForms(t *testing.T) {
+	c := newCourier(t, insecure)
+	plain := base64.StdEncoding.EncodeToString([]byte("robot:word"))
+	newline := base64.StdEncoding.EncodeToString([]byte("robot:word\n"))
+	c.hub.guard("robot", "word")
+	for _, s := range []struct{ name, file string }{
+		{"host", `{"auths":{"HOST":{"auth":"` + plain + `"}}}`},
+		{"http URL", `{"auths":{"http://HOST":{"auth":"` + plain + `"}}}`},
+		{"https URL with v1", `{"auths":{"https://HOST/v1/":{"auth":"` + plain + `"}}}`},
+		{"path before host", `{"auths":{"HOST":{"auth":"d3Jvbmc6d3Jvbmc="},"HOST/os":{"auth":"` + plain + `"}}}`},
+		{"dockercfg", `{"HOST":{"auth":"` + plain + `"}}`},
+		{"user and password", `{"auths":{"HOST":{"username":"robot","password":"word"}}}`},
+		{"newline behind the password", `{"auths":{"HOST":{"auth":"` + newline + `"}}}`},
+		{"newline behind the base64", `{"auths":{"HOST":{"auth":"` + plain + `\n"}}}`},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			path := write(t, t.TempDir()+"/config.json", strings.ReplaceAll(s.file, "HOST", c.hub.host))
+			if _, _, err := c.Push(t.Context(), c.id, destination(t, c.hub.host+"/os/layered:1"), Compression{}, path); err != nil {
+				t.Errorf("pushing: %v", err)
+			}
+		})
+	}
+	t.Run("another port", func(t *testing.T) {
+		path := write(t, t.TempDir()+"/config.json", `{"auths":{"127.0.0.1:1":{"auth":"`+plain+`"}}}`)
+		_, _, err := c.Push(t.Context(), c.id, destination(t, c.hub.host+"/os/layered:1"), Compression{}, path)
+		e := mustFail(t, err)
+		for _, want := range []string{c.hub.host, path, "127.0.0.1:1"} {
+			if !strings.Contains(e.Message, want) {
+				t.Errorf("the message does not have %q: %s", want, e.Message)
+			}
+		}
+	})
+}

@@ -1,0 +1,348 @@
+package images
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	imgspecv1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+func TestRegistryDestination(t *testing.T) {
+	zero := "sha256:" + strings.Repeat("0", 64)
+	for _, s := range []struct{ in, name, host string }{
+		{"r.example/os:1", "r.example/os:1", "r.example"},
+		{"r.example/a/b/c:1", "r.example/a/b/c:1", "r.example"},
+		{"r.example:5000/os", "r.example:5000/os:latest", "r.example:5000"},
+		{"docker://r.example/os:1", "r.example/os:1", "r.example"},
+		{"localhost/os:1", "localhost/os:1", "localhost"},
+		{"localhost:5000/os:1", "localhost:5000/os:1", "localhost:5000"},
+		{"docker.io/library/os:1", "docker.io/library/os:1", "docker.io"},
+		{"docker.io/os", "docker.io/library/os:latest", "docker.io"},
+		{"r.example/os@" + zero, "r.example/os@" + zero, "r.example"},
+	} {
+		t.Run(s.in, func(t *testing.T) {
+			d, err := RegistryDestination(s.in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Name != s.name || d.host != s.host || d.Local() || d.path != "" {
+				t.Errorf("name %q, host %q, local %t; want %q, %q", d.Name, d.host, d.Local(), s.name, s.host)
+			}
+		})
+	}
+	for _, s := range []struct{ name, in, text string }{
+		{"nothing", "", "not the name of an image"},
+		{"upper case", "r.example/OS:1", "not the name of an image"},
+		{"bad tag", "r.example/os:a b", "not the name of an image"},
+		{"no registry", "os:1", "registry.example/os:1"},
+		{"no registry, with a user", "me/os:1", "registry.example/me/os:1"},
+		{"tag and digest", "r.example/os:1@" + zero, "cannot be pushed to"},
+		{"another transport", "oci:/srv/os", "not the name of an image"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			_, err := RegistryDestination(s.in)
+			if err == nil || !strings.Contains(err.Error(), s.text) || !strings.Contains(err.Error(), fmt.Sprintf("%q", s.in)) {
+				t.Errorf("error %v, want one that names %q and says %q", err, s.in, s.text)
+			}
+		})
+	}
+}
+
+func TestOutputDestination(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for _, s := range []struct{ spec, path, ref string }{
+		{"oci:" + dir + "/a", dir + "/a", "oci:PARTIAL"},
+		{"oci:" + dir + "/a:name", dir + "/a", "oci:PARTIAL:name"},
+		{"oci-archive:" + dir + "/a.tar", dir + "/a.tar", "oci-archive:PARTIAL"},
+		{"oci-archive:" + dir + "/a.tar:name", dir + "/a.tar", "oci-archive:PARTIAL:name"},
+		{"docker-archive:" + dir + "/a.tar", dir + "/a.tar", "docker-archive:PARTIAL"},
+		{"docker-archive:" + dir + "/a.tar:r.example/os:1", dir + "/a.tar", "docker-archive:PARTIAL:r.example/os:1"},
+		{"dir:" + dir + "/a", dir + "/a", "dir:PARTIAL"},
+		{"dir:" + dir + "/a:b", dir + "/a:b", "dir:PARTIAL"},
+		{"oci:a", dir + "/a", "oci:PARTIAL"},
+		{"dir:./a", dir + "/a", "dir:PARTIAL"},
+	} {
+		t.Run(strings.ReplaceAll(s.spec, dir, ""), func(t *testing.T) {
+			d, err := OutputDestination(s.spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Name != s.spec || d.path != s.path || !d.Local() {
+				t.Errorf("name %q, path %q, local %t; want %q, %q", d.Name, d.path, d.Local(), s.spec, s.path)
+			}
+			if filepath.Dir(d.partial) != filepath.Dir(d.path) || d.partial == d.path {
+				t.Errorf("the copy is made at %q, want a place beside %q", d.partial, d.path)
+			}
+			got := d.ref.Transport().Name() + ":" + d.ref.StringWithinTransport()
+			want := strings.TrimSuffix(strings.ReplaceAll(s.ref, "PARTIAL", d.partial), ":")
+			if strings.TrimSuffix(got, ":") != want {
+				t.Errorf("reference %q, want %q", got, want)
+			}
+		})
+	}
+
+	exists, file := t.TempDir(), write(t, dir+"/file", "")
+	for _, s := range []struct{ name, spec, text string }{
+		{"nothing", "", "TRANSPORT:PATH"},
+		{"no transport", dir + "/a", "TRANSPORT:PATH"},
+		{"a registry", "docker://r.example/os:1", "TRANSPORT:PATH"},
+		{"the store", "containers-storage:r.example/os:1", "TRANSPORT:PATH"},
+		{"upper case", "OCI:" + dir + "/a", "TRANSPORT:PATH"},
+		{"no path", "oci:", "TRANSPORT:PATH"},
+		{"a name without a path", "oci::name", "names no path"},
+		{"a directory that exists", "oci:" + exists, exists},
+		{"a file that exists", "oci-archive:" + file, file},
+		{"in a directory that is not there", "oci-archive:" + dir + "/none/a.tar", dir + "/none"},
+		{"below a file", "dir:" + file + "/a", file},
+		{"a name that is none", "docker-archive:" + dir + "/a.tar:NAME:1", "docker-archive"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			if _, err := OutputDestination(s.spec); err == nil || !strings.Contains(err.Error(), s.text) {
+				t.Errorf("%q: error %v, want one that says %q", s.spec, err, s.text)
+			}
+		})
+	}
+}
+
+func TestCheckTag(t *testing.T) {
+	for _, name := range []string{"os", "os:1", "r.example/os:1", "r.example:5000/a/b", "docker://r.example/os:1"} {
+		if err := CheckTag(name); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	zero := "sha256:" + strings.Repeat("0", 64)
+	for name, text := range map[string]string{
+		"":                          "not the name of an image",
+		"R.example/OS:1":            "not the name of an image",
+		"os:":                       "not the name of an image",
+		"r.example/os@" + zero:      "digest",
+		"r.example/os:1@" + zero:    "digest",
+		"r.example/os@sha256:short": "not the name of an image",
+	} {
+		if err := CheckTag(name); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
+			t.Errorf("%q: error %v, want one that names it and says %q", name, err, text)
+		}
+	}
+}
+
+func destination(t *testing.T, ref string) *Destination {
+	t.Helper()
+	d, err := RegistryDestination(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestPushToARegistry(t *testing.T) {
+	c := newCourier(t, insecure)
+	d := destination(t, c.hub.host+"/os/layered:1")
+	digest, sent, err := c.Push(t.Context(), c.id, d, Compression{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := c.hub.manifests["1"]
+	if c.hub.manifests[digest] == nil || string(c.hub.manifests[digest]) != string(stored) {
+		t.Errorf("digest %s, want that of the manifest in the registry", digest)
+	}
+	if sent == 0 {
+		t.Error("nothing was sent, want the layer and the config")
+	}
+	if err := c.Verify(t.Context(), d, digest, ""); err != nil {
+		t.Errorf("verifying: %v", err)
+	}
+	c.hub.failing(http.MethodPatch, "/blobs/", answer(500, "text/plain", "")) // no blob is to be sent
+	again, sent, err := c.Push(t.Context(), c.id, d, Compression{}, "")
+	if err != nil || again != digest || sent != 0 {
+		t.Errorf("pushed again: %s, %d bytes, %v; want the same digest and no byte", again, sent, err)
+	}
+}
+
+func TestPushCountsWhatItSends(t *testing.T) {
+	c := newCourier(t, insecure)
+	empty := newHub(t)
+	digest, sent, err := c.Push(t.Context(), c.id, destination(t, empty.host+"/os/layered:1"), Compression{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := int64(0)
+	for _, blob := range empty.blobs {
+		want += int64(len(blob))
+	}
+	if sent != want || len(empty.blobs) != 2 {
+		t.Errorf("%d bytes in %d blobs arrived, but %d are said to be sent (%s)", want, len(empty.blobs), sent, digest)
+	}
+}
+
+func TestPushToAFile(t *testing.T) {
+	c := newCourier(t, insecure)
+	for _, transport := range []string{"oci", "oci-archive", "docker-archive", "dir"} {
+		t.Run(transport, func(t *testing.T) {
+			path := t.TempDir() + "/image"
+			d, err := OutputDestination(transport + ":" + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			digest, _, err := c.Push(t.Context(), c.id, d, Compression{}, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(path); err != nil {
+				t.Error(err)
+			}
+			if left, _ := filepath.Glob(path + ".*"); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+			if err := c.Verify(t.Context(), d, digest, ""); err != nil {
+				t.Errorf("verifying: %v", err)
+			}
+			other := "sha256:" + strings.Repeat("0", 64)
+			if transport == "docker-archive" {
+				return // which keeps no manifest
+			}
+			e := mustFail(t, c.Verify(t.Context(), d, other, ""))
+			if e.Reason != result.ReasonDigestMismatch || !strings.Contains(e.Message, other) || !strings.Contains(e.Message, digest) {
+				t.Errorf("%s, %q; want DigestMismatch with both digests", e.Reason, e.Message)
+			}
+		})
+	}
+}
+
+func TestPushToAFileThatFails(t *testing.T) {
+	c := newCourier(t, insecure)
+	dir := filepath.Dir(write(t, t.TempDir()+"/gone/x", ""))
+	path := dir + "/image"
+	d, err := OutputDestination("oci-archive:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = c.Push(t.Context(), c.id, d, Compression{}, "")
+	e := mustFail(t, err)
+	if e.Host != "" || e.Status != 0 || !strings.Contains(e.Message, path) {
+		t.Errorf("host %q, status %d, %q; want no host and the path", e.Host, e.Status, e.Message)
+	}
+}
+
+func TestPushWithACompressionThatIsNone(t *testing.T) {
+	c := newCourier(t, insecure)
+	_, _, err := c.Push(t.Context(), c.id, destination(t, c.hub.host+"/os:1"), Compression{Format: "lha"}, "")
+	e := mustFail(t, err)
+	if e.Reason != result.ReasonSettingsInvalid || !strings.Contains(e.Message, "lha") || !strings.Contains(e.Message, "--compression-format") {
+		t.Errorf("%s, %q; want SettingsInvalid that names the flag and lha", e.Reason, e.Message)
+	}
+}
+
+// A registries.conf says where to pull from; what is pushed goes where it is told.
+func TestPushGoesPastMirrors(t *testing.T) {
+	c := newCourier(t, insecure)
+	mirror := newHub(t)
+	c.sys.SystemRegistriesConfPath = write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+		"[[registry]]\nlocation = %q\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", c.hub.host, mirror.host))
+	d := destination(t, c.hub.host+"/os:1")
+	digest, _, err := c.Push(t.Context(), c.id, d, Compression{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Verify(t.Context(), d, digest, ""); err != nil {
+		t.Errorf("verifying: %v", err)
+	}
+	if len(mirror.blobs) > 0 || len(mirror.manifests) > 0 || c.hub.manifests["1"] == nil {
+		t.Error("the image is in the mirror, want it in the registry")
+	}
+}
+
+func TestVerify(t *testing.T) {
+	c := newCourier(t, insecure)
+	image, _ := c.hub.add(t, "1", runtime.GOARCH)
+	d := destination(t, c.hub.host+"/os:1")
+	want := image.Digest.String()
+	for _, s := range []struct {
+		name   string
+		answer http.HandlerFunc
+		class  result.Class
+		reason result.Reason
+		status int
+	}{
+		{"the registry lost it", answer(404, "text/plain", ""), result.ClassTransient, result.ReasonDigestMismatch, 404},
+		{"the registry is down", answer(503, "text/plain", ""), result.ClassTransient, result.ReasonRegistryUnavailable, 503},
+		{"the credentials may not read", answer(401, "text/plain", ""), result.ClassAuth, result.ReasonPushUnauthorized, 401},
+		{"the connection breaks", hangUp, result.ClassTransient, result.ReasonRegistryUnavailable, 0},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			c.hub.failing(http.MethodHead, "/manifests/", s.answer)
+			e := mustFail(t, c.Verify(t.Context(), d, want, ""))
+			if e.Class != s.class || e.Reason != s.reason || e.Status != s.status || e.Host != c.hub.host {
+				t.Errorf("%s, %s, status %d, host %q; want %s, %s, %d, %q\n%s", e.Class, e.Reason, e.Status, e.Host, s.class, s.reason, s.status, c.hub.host, e.Message)
+			}
+			if !strings.Contains(e.Message, "verif") {
+				t.Errorf("the message does not say that it was verified: %s", e.Message)
+			}
+		})
+	}
+	t.Run("another digest", func(t *testing.T) {
+		other := "sha256:" + strings.Repeat("0", 64)
+		c.hub.failing(http.MethodHead, "/manifests/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Docker-Content-Digest", other)
+		})
+		e := mustFail(t, c.Verify(t.Context(), d, want, ""))
+		if e.Class != result.ClassTransient || e.Reason != result.ReasonDigestMismatch || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, other) {
+			t.Errorf("%s, %s, %q; want Transient, DigestMismatch with both digests", e.Class, e.Reason, e.Message)
+		}
+	})
+}
+
+func TestPushed(t *testing.T) {
+	c := newCourier(t, insecure)
+	_, m := c.hub.add(t, "plain", runtime.GOARCH)
+	m.Annotations = map[string]string{BuildIDAnnotation: "build-1"}
+	mine := c.hub.addManifest("mine", imgspecv1.MediaTypeImageManifest, encode(t, m)).Digest.String()
+	for _, s := range []struct{ name, tag, id, want string }{
+		{"of this build", "mine", "build-1", mine},
+		{"of another build", "mine", "build-2", ""},
+		{"of no build", "plain", "build-1", ""},
+		{"not there", "none", "build-1", ""},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			got, err := c.Pushed(t.Context(), destination(t, c.hub.host+"/os:"+s.tag), s.id, "")
+			if err != nil || got != s.want {
+				t.Errorf("%q, %v; want %q", got, err, s.want)
+			}
+		})
+	}
+	t.Run("nobody answers", func(t *testing.T) {
+		c.hub.failing(http.MethodGet, "/manifests/", hangUp)
+		_, err := c.Pushed(t.Context(), destination(t, c.hub.host+"/os:mine"), "build-1", "")
+		if e := mustFail(t, err); e.Class != result.ClassTransient {
+			t.Errorf("%s, want Transient", e.Class)
+		}
+	})
+}
+
+// What was pushed is asked for where it was pushed to.
+func TestPushedGoesPastMirrors(t *testing.T) {
+	c := newCourier(t, insecure)
+	mirror := newHub(t)
+	_, m := mirror.add(t, "1", runtime.GOARCH)
+	m.Annotations = map[string]string{BuildIDAnnotation: "build-1"}
+	mirror.addManifest("1", imgspecv1.MediaTypeImageManifest, encode(t, m))
+	c.hub.add(t, "1", runtime.GOARCH)
+	c.sys.SystemRegistriesConfPath = write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+		"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", c.hub.host, mirror.host))
+	c.sys.DockerInsecureSkipTLSVerify = types.OptionalBoolUndefined
+	got, err := c.Pushed(t.Context(), destination(t, c.hub.host+"/os:1"), "build-1", "")
+	if err != nil || got != "" {
+		t.Errorf("%q, %v; want nothing, since only the mirror has an image of this build", got, err)
+	}
+}

@@ -1,0 +1,43 @@
+package images
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// describeTrust says, of a certificate that is not trusted, who issued it and
+// where certificates of authorities were looked for.
+func (e *Engine) describeTrust(err error, host string) string {
+	var unknown x509.UnknownAuthorityError
+	if !errors.As(err, &unknown) {
+		return ""
+	}
+	issuer := ""
+	if unknown.Cert != nil {
+		issuer = fmt.Sprintf("; it was issued by %q", unknown.Cert.Issuer.String())
+	}
+	return fmt.Sprintf("%s; authorities were looked for in %s", issuer, strings.Join(e.trustPlaces(host), ", "))
+}
+
+// trustPlaces lists where containers/image and the Go library look for the
+// certificates of authorities for a registry.
+func (e *Engine) trustPlaces(host string) []string {
+	var places []string
+	if e.sys.DockerCertPath != "" {
+		places = append(places, e.sys.DockerCertPath)
+	} else {
+		for _, dir := range []string{os.Getenv("HOME") + "/.config/containers/certs.d", "/etc/containers/certs.d", "/etc/docker/certs.d"} {
+			places = append(places, dir+"/"+host)
+		}
+	}
+	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
+		places = append(places, file)
+	}
+	if dirs := os.Getenv("SSL_CERT_DIR"); dirs != "" {
+		places = append(places, strings.Split(dirs, ":")...)
+	}
+	return append(places, "the certificates of the system")
+}
