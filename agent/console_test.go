@@ -51,6 +51,7 @@ func TestTextOfARecord(t *testing.T) {
 		{"attributes", func(l *slog.Logger) { l.Info("Pushed", "image", "r.example/a:1", "n", 3) }, "Pushed image=r.example/a:1 n=3"},
 		{"quoted values", func(l *slog.Logger) { l.Info("x", "a", "two words", "b", "", "c", `a"b`, "d", "a\nb") }, `x a="two words" b="" c="a\"b" d="a\nb"`},
 		{"an error", func(l *slog.Logger) { l.Info("x", "error", errors.New("it broke")) }, `x error="it broke"`},
+		{"bytes", func(l *slog.Logger) { l.Info("x", "a", []byte("text")) }, "x a=text"},
 		{"a duration", func(l *slog.Logger) { l.Info("x", "wait", 2345678*time.Microsecond) }, "x wait=2.346s"},
 		{"with", func(l *slog.Logger) { l.With("a", 1).With("b", 2).Info("x", "c", 3) }, "x a=1 b=2 c=3"},
 		{"a warning", func(l *slog.Logger) { l.Warn("slow") }, "Warning: slow"},

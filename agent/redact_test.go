@@ -31,6 +31,7 @@ func TestPasswordsOfProxiesAreHidden(t *testing.T) {
 		{"percent-encoded", "HTTP_PROXY", "http://robot:p%40ss%2Fword@proxy", []string{"p@ss/word", "p%40ss%2Fword"}},
 		{"percent-encoded where nobody had to", "HTTP_PROXY", "http://robot:p%61ss%2dword@proxy", []string{"pass-word", "p%61ss%2dword"}},
 		{"a user with a colon", "HTTP_PROXY", "http://ro%3Abot:s3cr3t-e@proxy", []string{"s3cr3t-e"}},
+		{"an at sign that nobody encoded", "HTTP_PROXY", "http://robot:p@ss-word@proxy", []string{"p@ss-word"}},
 		{"no scheme", "HTTP_PROXY", "robot:s3cr3t-f@proxy:3128", []string{"s3cr3t-f"}},
 		{"a token in the place of the user", "HTTPS_PROXY", "http://t0k3n-of-the-proxy@proxy:3128", []string{"t0k3n-of-the-proxy"}},
 		{

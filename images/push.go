@@ -198,7 +198,10 @@ func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, pushed
 	}
 	defer img.Close()
 	var sent int64
-	stored := img.LayerInfos()
+	stored, err := img.LayerInfosForCopy(ctx)
+	if err != nil || stored == nil {
+		stored = img.LayerInfos()
+	}
 	for i, layer := range pushed.LayerInfos() {
 		if i < len(stored) && !skipped[stored[i].Digest.String()] {
 			sent += layer.Size

@@ -46,7 +46,8 @@ func checkEncoded(t *testing.T, r *result.Result, budget int) *result.Result {
 
 func TestEncodeFitsEveryBudget(t *testing.T) {
 	hostile := strings.Repeat("\"\\\n\r\t\x00\x1b\xff\u2028<", 2000)
-	quotes := strings.Repeat(`"`, 20000) // each takes two bytes
+	separators := strings.Repeat("x\u2028", 10000) // each takes six bytes
+	quotes := strings.Repeat(`"`, 20000)           // each takes two bytes
 	everything := []func(*result.Result){sandbox, timings}
 	tests := []struct {
 		name    string
@@ -78,6 +79,10 @@ func TestEncodeFitsEveryBudget(t *testing.T) {
 			attempts(3, quotes), step(quotes, quotes), message(quotes), sandbox, timings,
 			func(r *result.Result) { r.Image, r.Attempts[2].Host = quotes, quotes },
 		}},
+		{"digest and everything of line separators", result.ReasonSucceeded, []func(*result.Result){
+			attempts(3, separators), step(separators, separators), message(separators), sandbox, timings,
+			func(r *result.Result) { r.Image, r.Attempts[2].Host = separators, separators },
+		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -90,10 +95,12 @@ func TestEncodeFitsEveryBudget(t *testing.T) {
 }
 
 func TestEncodeUsesTheBudget(t *testing.T) {
-	r := newResult(result.ReasonStepFailed, message(strings.Repeat("é", 10000)))
-	for _, budget := range []int{result.MinBytes, 1024, result.MaxBytes} {
-		if n := len(r.Encode(budget)); n < budget-8 {
-			t.Errorf("%d of %d bytes are used, though there is more to say", n, budget)
+	for _, text := range []string{"a", "é", "\"", "x\u2028"} {
+		r := newResult(result.ReasonStepFailed, message(strings.Repeat(text, 10000)))
+		for _, budget := range []int{result.MinBytes, 1024, result.MaxBytes} {
+			if n := len(r.Encode(budget)); n < budget-16 {
+				t.Errorf("message of %q: %d of %d bytes are used, though there is more to say", text, n, budget)
+			}
 		}
 	}
 }
@@ -209,6 +216,13 @@ func TestTextIsMadeOneLine(t *testing.T) {
 	}
 	if want := "RUN a \\   b"; got.Step.Instruction != want {
 		t.Errorf("instruction %q, want %q", got.Step.Instruction, want)
+	}
+}
+
+func TestALongNameOfAStageCostsNotTheStep(t *testing.T) {
+	r := newResult(result.ReasonStepFailed, step(strings.Repeat("stage", 1000), "RUN true"))
+	if got := checkEncoded(t, r, 1024).Step; got == nil || got.Line != 12 || got.Instruction != "RUN true" || !strings.HasPrefix(got.Stage, "stage") {
+		t.Errorf("the step is %+v, want all of it but the middle of its stage", got)
 	}
 }
 
