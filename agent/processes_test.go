@@ -54,7 +54,7 @@ func start(name string) *exec.Cmd {
 }
 
 func helperCommand(name string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0]) //nolint:gosec // the test binary itself
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), helperVariable+"="+name)
 	return cmd
 }
@@ -119,7 +119,7 @@ func TestReapOrphansLeavesTheOneThatSomebodyWaitsFor(t *testing.T) { runHelper(t
 
 func reap() int {
 	awaited, ended, running := start("end"), start("end"), start("sleep")
-	defer running.Process.Kill() //nolint:errcheck // it is gone, or it will be soon
+	defer running.Process.Kill()
 	if !eventually(func() bool { return zombie(awaited.Process.Pid) && zombie(ended.Process.Pid) }) {
 		fmt.Println("the children do not end")
 		return 1
@@ -154,7 +154,7 @@ func TestProcessStatReadsAnyCommandName(t *testing.T) {
 			if err := os.Symlink(executable, path); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command(path) //nolint:gosec // the test binary by another name
+			cmd := exec.Command(path)
 			cmd.Env = append(os.Environ(), helperVariable+"=sleep")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)

@@ -256,7 +256,7 @@ func (e *Engine) authFilePath(path string) string {
 		e.log.Debug("no memory for a copy of the auth file", "error", err)
 		return path
 	}
-	copied := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd)) //nolint:gosec // a descriptor
+	copied := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd))
 	if _, err := copied.Write(data); err != nil {
 		_ = copied.Close()
 		return path

@@ -299,7 +299,7 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
-	case v.reason != result.ReasonPullFailed && !(instruction == "ADD" && v.class == result.ClassInput):
+	case v.reason != result.ReasonPullFailed && (instruction != "ADD" || v.class != result.ClassInput):
 		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
 		if failed.Host = requestHost(err); failed.Host == "" && instruction == "ADD" {
 			failed.Host = hostOfURL(text)

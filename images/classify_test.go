@@ -679,8 +679,8 @@ func TestErrorsAsLibrariesMakeThem(t *testing.T) {
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			host := "registry.example:5000"
-			wantMeaning(t, new(Engine).transferError(t.Context(), s.err, transfer{pulling, "moving", "the base image "+host+"/base:1", host, "nobody"}), s.class, s.pulled, s.status, host)
-			wantMeaning(t, new(Engine).transferError(t.Context(), s.err, transfer{pushing, "moving", host+"/os/layered:1", host, "nobody"}), s.class, s.pushed, s.status, host)
+			wantMeaning(t, new(Engine).transferError(t.Context(), s.err, transfer{pulling, "moving", "the base image " + host + "/base:1", host, "nobody"}), s.class, s.pulled, s.status, host)
+			wantMeaning(t, new(Engine).transferError(t.Context(), s.err, transfer{pushing, "moving", host + "/os/layered:1", host, "nobody"}), s.class, s.pushed, s.status, host)
 		})
 	}
 	t.Run("not in the store", func(t *testing.T) {

@@ -158,10 +158,10 @@ func TestWriteWhereTheDirectoryIsReadOnly(t *testing.T) {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "result.json")
 	mustWrite(t, path, strings.Repeat("old", 3000))
-	if err := errors.Join(os.Chmod(path, 0o666), os.Chmod(dir, 0o555)); err != nil { //nolint:gosec // others shall write it
+	if err := errors.Join(os.Chmod(path, 0o666), os.Chmod(dir, 0o555)); err != nil {
 		t.Fatal(err)
 	}
-	defer os.Chmod(dir, 0o700) //nolint:errcheck // so that it can be removed
+	defer os.Chmod(dir, 0o700)
 	asOther(t, func() {
 		if f, err := os.Create(filepath.Join(dir, "other")); err == nil {
 			f.Close()
