@@ -156,8 +156,11 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 func (w *lineWriter) flushPart() {
 	text := w.console.redact.text(string(w.buf))
 	end := max(len(text)-w.console.redact.longest(), 0)
-	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
-		end--
+	for i := end; i > max(end-utf8.UTFMax, 0) && i < len(text); i-- {
+		if utf8.RuneStart(text[i]) { // else these bytes are no text
+			end = i
+			break
+		}
 	}
 	if end > 0 {
 		w.console.line(text[:end])

@@ -50,7 +50,9 @@ func (r *redactor) addProxy(proxy string) {
 		r.add(user, unescaped(user))
 		return
 	}
-	r.add(password, unescaped(password), unescaped(user)+":"+unescaped(password))
+	if password != "" {
+		r.add(password, unescaped(password), unescaped(user)+":"+unescaped(password))
+	}
 }
 
 func unescaped(s string) string {

@@ -38,7 +38,7 @@ func (r *Result) Encode(budget int) []byte {
 	// can be taken again.
 	shed := []func() (again bool){
 		func() bool { e.Phases = nil; return false },
-		func() bool { e.Attempts = dropOldest(e.Attempts); return len(e.Attempts) > 1 },
+		func() bool { e.Attempts = dropOldest(e.Attempts, len(marshal(&e))-budget); return false },
 		func() bool { shorten(longBytes); return false },
 		func() bool { shorten(shortBytes); return false },
 		func() bool {
@@ -92,18 +92,21 @@ func (r *Result) cleaned() Result {
 	return e
 }
 
-func dropOldest(a []Attempt) []Attempt {
-	if len(a) > 1 {
-		return a[1:]
+// dropOldest drops attempts from the front, as many as take over bytes, but not
+// the last one.
+func dropOldest(a []Attempt, over int) []Attempt {
+	for len(a) > 1 && over > 0 {
+		over -= len(marshal(a[0])) // with a newline in place of the comma
+		a = a[1:]
 	}
 	return a
 }
 
-func marshal(r *Result) []byte {
+func marshal(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(r); err != nil {
+	if err := enc.Encode(v); err != nil {
 		// A Result holds only strings, numbers and times; a year outside
 		// [0,9999] is all that could be refused.
 		panic(err)
