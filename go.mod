@@ -24,6 +24,7 @@ require (
 	go.podman.io/storage v1.64.0
 	golang.org/x/sys v0.48.0
 	golang.org/x/term v0.46.0
+	oras.land/oras-go/v2 v2.7.0
 )
 
 require (
@@ -166,7 +167,7 @@ require (
 	golang.org/x/crypto v0.57.0 // indirect
 	golang.org/x/mod v0.41.0 // indirect
 	golang.org/x/net v0.59.0 // indirect
-	golang.org/x/sync v0.23.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260803160001-6ac0973c030d // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260803160001-6ac0973c030d // indirect

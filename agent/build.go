@@ -84,6 +84,9 @@ func (b *build) phases(ctx context.Context) error {
 	}
 	attempts := b.settings.MaxRetries
 	if !b.alreadyPushed(ctx) {
+		if err := b.preflight(ctx); err != nil {
+			return err
+		}
 		if b.hasBases() {
 			if err := b.phase(ctx, result.Pull, attempts, b.pull); err != nil {
 				return err
@@ -115,7 +118,9 @@ func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op f
 		Attempts:  attempts,
 		Delay:     b.settings.RetryDelay,
 		MaxDelay:  b.settings.RetryMaxDelay,
-		Retryable: b.retryable,
+		Retryable: func(err error) bool { return b.retryable(ctx, err) },
+		Floor:     func(err error) time.Duration { return images.AsError(err).RetryAfter },
+		Wake:      func(ctx context.Context, err error) <-chan struct{} { return b.credentialsChanged(ctx, name, err) },
 		Report:    func(a retry.Attempt) { b.report(name, a) },
 		Waited: func(d time.Duration) {
 			b.result.Attempts[len(b.result.Attempts)-1].Waited = d.Round(time.Millisecond).String()
@@ -133,10 +138,23 @@ func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op f
 	return err
 }
 
+// longestWait is how long a registry is waited for that asks to be left alone,
+// where no deadline says how much time there is.
+const longestWait = 15 * time.Minute
+
 // retryable tells whether another attempt can help, as --retry-on has it. What
-// was interrupted, and a sandbox that cannot build, is never tried again.
-func (b *build) retryable(err error) bool {
-	switch class := images.AsError(err).Class; class {
+// was interrupted, and a sandbox that cannot build, is never tried again; nor is
+// one whose registry asks to be left alone for longer than there is time.
+func (b *build) retryable(ctx context.Context, err error) bool {
+	e := images.AsError(err)
+	left := longestWait
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
+	}
+	if e.RetryAfter > left {
+		return false
+	}
+	switch e.Class {
 	case result.ClassInterrupted, result.ClassSandbox:
 		return false
 	case result.ClassTransient, "":
@@ -173,7 +191,7 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	b.engine, err = images.Open(images.Config{
 		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
 		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy,
-		Platform: s.Platform, UserAgent: "strata/" + Version(), Output: b.console.output(),
+		Platform: s.Platform, UserAgent: "strata/" + Version(), Stall: s.StallTimeout, Output: b.console.output(),
 	})
 	if err != nil {
 		return err

@@ -203,7 +203,7 @@ func TestWhatIsTriedAgain(t *testing.T) {
 		for _, on := range []string{retryAny, retryTransient} {
 			b, _ := testBuild(t, "--retry-on="+on)
 			want := !slices.Contains(never, class) && (on == retryAny || slices.Contains(always, class))
-			if got := b.retryable(&images.Error{Class: class, Message: "x"}); got != want {
+			if got := b.retryable(t.Context(), &images.Error{Class: class, Message: "x"}); got != want {
 				t.Errorf("--retry-on %s: an error of the class %q is tried again: %v, want %v", on, class, got, want)
 			}
 		}

@@ -46,6 +46,7 @@ type Settings struct {
 	RetryDelay    time.Duration
 	RetryMaxDelay time.Duration
 	Deadline      time.Duration
+	StallTimeout  time.Duration
 
 	Result     string // a path, "-" for standard output, empty for nowhere
 	ResultMax  int
@@ -140,6 +141,8 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 	f.DurationVar(&s.RetryDelay, "retry-delay", 2*time.Second, "`wait` after the first attempt; it doubles with each further one")
 	f.DurationVar(&s.RetryMaxDelay, "retry-max-delay", time.Minute, "longest `wait` between attempts")
 	f.DurationVar(&s.Deadline, "deadline", 0, "`time` after which the build ends, whatever it does (default none)")
+
+	f.DurationVar(&s.StallTimeout, "stall-timeout", 5*time.Minute, "`time` after which a transfer that makes no progress is given up and tried again; 0 never")
 
 	f.StringVar(&s.Result, "result", "", "`path` for the result as JSON, - for standard output (default "+result.TerminationLog+" where that exists)")
 	f.IntVar(&s.ResultMax, "result-max", result.MaxBytes, "most `bytes` that the result may have")
@@ -403,7 +406,7 @@ func (s *Settings) checkNumbers(p *Problems) {
 	for _, d := range []struct {
 		flag  string
 		value time.Duration
-	}{{"retry-delay", s.RetryDelay}, {"retry-max-delay", s.RetryMaxDelay}, {"deadline", s.Deadline}} {
+	}{{"retry-delay", s.RetryDelay}, {"retry-max-delay", s.RetryMaxDelay}, {"deadline", s.Deadline}, {"stall-timeout", s.StallTimeout}} {
 		if d.value < 0 {
 			p.add("--%s %v: it must not be negative", d.flag, d.value)
 		}

@@ -526,9 +526,8 @@ func TestCheckBases(t *testing.T) {
 
 func TestPullOfAnImageThatIsThere(t *testing.T) {
 	c := newCourier(t, insecure)
-	ref := c.hub.host + "/base:stored"
-	c.hub.failing(http.MethodGet, "/", hangUp)
-	n, err := c.Pull(t.Context(), "Containerfile", Base{Name: ref, From: true}, "")
+	c.origin.failing("", "/", hangUp)
+	n, err := c.Pull(t.Context(), "Containerfile", Base{Name: c.stored, From: true}, "")
 	if err != nil || n != 0 {
 		t.Errorf("%d bytes, %v; want nothing to be fetched", n, err)
 	}

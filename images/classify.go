@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/docker/distribution/registry/api/errcode"
 	"go.podman.io/image/v5/docker"
@@ -22,6 +23,7 @@ import (
 	"go.podman.io/storage"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/distribution"
 )
 
 // direction is which way an operation moves an image; a refusal has another
@@ -38,6 +40,8 @@ type verdict struct {
 	class  result.Class
 	reason result.Reason
 	status int // the HTTP status that a registry answered, 0 for none
+	// retryAfter is how long the registry asked to be left alone, 0 for no wish.
+	retryAfter time.Duration
 }
 
 // rule recognises one kind of error. Types and status codes decide; text decides
@@ -49,6 +53,21 @@ type rule struct {
 
 // rules is the table of what errors mean; the first rule that matches decides.
 var rules = []rule{
+	{"answer to a push", func(err error, d direction) (verdict, bool) {
+		var answer *distribution.Error
+		if !errors.As(err, &answer) {
+			return verdict{}, false
+		}
+		v, ok := codeVerdict(answer.Code, d)
+		if !ok {
+			v = statusVerdict(answer.Status, d)
+		}
+		v.status, v.retryAfter = answer.Status, answer.RetryAfter
+		return v, true
+	}},
+	{"stalled transfer", func(err error, _ direction) (verdict, bool) {
+		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, errors.Is(err, distribution.ErrStalled)
+	}},
 	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
 	{"certificate", func(err error, _ direction) (verdict, bool) {
 		var verification *tls.CertificateVerificationError
@@ -322,6 +341,8 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 		fmt.Fprintf(&b, "%s denied %s", host, doing)
 	case v.class == result.ClassAuth && v.status != 0:
 		fmt.Fprintf(&b, "%s refused the credentials while %s", host, doing)
+	case v.reason == result.ReasonRateLimited:
+		fmt.Fprintf(&b, "rate limited: %s answered %d %s while %s", host, v.status, http.StatusText(v.status), doing)
 	case v.status != 0:
 		fmt.Fprintf(&b, "%s answered %d %s while %s", host, v.status, http.StatusText(v.status), doing)
 	default:
@@ -331,13 +352,16 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 		fmt.Fprintf(&b, " (%d, %s)", v.status, t.credentials)
 	}
 	fmt.Fprintf(&b, ": %s", withoutPages(oneLine(err.Error())))
+	if v.retryAfter > 0 {
+		fmt.Fprintf(&b, " (it asks to come back in %v)", v.retryAfter.Round(time.Second))
+	}
 	switch v.reason {
 	case result.ReasonSignatureRejected:
 		fmt.Fprintf(&b, " (the signature policy is %s)", e.policy)
 	case result.ReasonCertificateUntrusted:
 		b.WriteString(e.describeTrust(err, host))
 	}
-	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, Err: err}
+	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, RetryAfter: v.retryAfter, Err: err}
 }
 
 // page is the beginning of a page of HTML that containers/image quotes behind a
@@ -348,6 +372,10 @@ func withoutPages(text string) string { return page.ReplaceAllString(text, "") }
 
 // requestHost is the host of the request that err is about, when it names one.
 func requestHost(err error) string {
+	var answer *distribution.Error
+	if errors.As(err, &answer) {
+		return answer.Host
+	}
 	var request *url.Error
 	if errors.As(err, &request) {
 		if u, parseErr := url.Parse(request.URL); parseErr == nil {

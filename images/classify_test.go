@@ -42,15 +42,19 @@ func errorBody(code, message string) string {
 // courier moves an image from and to a hub as a build does.
 type courier struct {
 	*bench
-	hub *hub
-	id  string // of an image in the store
+	hub    *hub
+	id     string // of an image in the store
+	stored string // its name
+	origin *hub   // where it came from
 }
 
 func newCourier(t *testing.T, change ...func(*Config)) *courier {
 	t.Helper()
 	c := &courier{bench: open(t, change...), hub: newHub(t)}
-	c.hub.add(t, "stored", runtime.GOARCH)
-	if _, err := c.Pull(t.Context(), "Containerfile", Base{Name: c.hub.host + "/base:stored"}, ""); err != nil {
+	origin := newHub(t) // another one, so that a push has everything to send
+	origin.add(t, "stored", runtime.GOARCH)
+	c.origin, c.stored = origin, origin.host+"/base:stored"
+	if _, err := c.Pull(t.Context(), "Containerfile", Base{Name: c.stored}, ""); err != nil {
 		t.Fatalf("pulling the image of the test: %v", err)
 	}
 	images, err := c.store.Images()
@@ -281,7 +285,7 @@ func TestCodeThatIsNotOfTheSpecification(t *testing.T) {
 	} {
 		t.Run("push: "+s.name, func(t *testing.T) {
 			c.hub.failing(http.MethodPut, "/manifests/", answer(s.status, "application/json", s.body))
-			wantMeaning(t, c.push(t, c.hub.host+"/os/layered:1"), result.ClassRejected, result.ReasonPushRejected, 0, c.hub.host)
+			wantMeaning(t, c.push(t, c.hub.host+"/os/layered:1"), result.ClassRejected, result.ReasonPushRejected, s.status, c.hub.host)
 		})
 	}
 }
@@ -328,7 +332,7 @@ func TestPingThatFails(t *testing.T) {
 func TestTokenServerThatFails(t *testing.T) {
 	tokens := newHub(t)
 	c := newCourier(t, insecure)
-	c.hub.failing(http.MethodGet, "/v2/", func(w http.ResponseWriter, r *http.Request) {
+	c.hub.failing("", "/v2/", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token",service="x"`, tokens.host))
 		w.WriteHeader(http.StatusUnauthorized)
 	})

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"go.podman.io/buildah/pkg/parse"
@@ -38,7 +39,10 @@ type Config struct {
 	Platform string
 	// UserAgent is sent to registries.
 	UserAgent string
-	Output    Output
+	// Stall is how long a transfer may make no progress before it is given up; 0
+	// for ever.
+	Stall  time.Duration
+	Output Output
 }
 
 // Output is where an Engine says what it does.

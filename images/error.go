@@ -3,6 +3,7 @@ package images
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -17,6 +18,8 @@ type Error struct {
 	// answered, 0 when it did not.
 	Host   string
 	Status int
+	// RetryAfter is how long the registry asked to be left alone, 0 for no wish.
+	RetryAfter time.Duration
 	// RunExitCode is the exit status of the RUN step that failed, else 0.
 	RunExitCode int
 	Step        *result.Step

@@ -1,49 +1,71 @@
 package images
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/images/distribution"
 )
 
-// progressInterval is how often a copy reports how far a blob is. Only the end
-// of a blob is of interest here, so it is long.
-const progressInterval = time.Hour
+// progressInterval is how often a copy reports how far a blob is; it has to be
+// short beside the time after which a transfer counts as stalled.
+const progressInterval = 5 * time.Second
 
-// meter adds up what a copy transfers. Its channel is never closed: a copy that
-// failed may still have something to say.
+// meter adds up what a copy reads, and gives up on one that reads nothing any more.
+// Its channel is never closed: a copy that failed may still have something to say.
 type meter struct {
 	events chan types.ProgressProperties
+	ctx    context.Context // that of the copy
+	cancel context.CancelCauseFunc
+	stall  *time.Timer // nil for none
 
-	mu      sync.Mutex
-	read    int64
-	skipped map[string]bool
+	mu   sync.Mutex
+	read int64
 }
 
-func newMeter() *meter {
-	m := &meter{events: make(chan types.ProgressProperties), skipped: map[string]bool{}}
+// newMeter returns a meter for a copy, which is to be made with its context. A stall
+// of 0 means that it is never given up.
+func newMeter(parent context.Context, stall time.Duration) *meter {
+	ctx, cancel := context.WithCancelCause(parent)
+	m := &meter{events: make(chan types.ProgressProperties), ctx: ctx, cancel: cancel}
+	if stall > 0 {
+		m.stall = time.AfterFunc(stall, func() {
+			cancel(fmt.Errorf("%w for %v", distribution.ErrStalled, stall))
+		})
+	}
 	go func() {
 		for p := range m.events {
-			m.mu.Lock()
-			switch p.Event {
-			case types.ProgressEventDone:
-				m.read += int64(p.Offset) //nolint:gosec // no blob has 8 EiB
-			case types.ProgressEventSkipped:
-				m.skipped[p.Artifact.Digest.String()] = true
+			if m.stall != nil {
+				m.stall.Reset(stall)
 			}
-			m.mu.Unlock()
+			if p.Event == types.ProgressEventDone {
+				m.mu.Lock()
+				m.read += int64(p.Offset) //nolint:gosec // no blob has 8 EiB
+				m.mu.Unlock()
+			}
 		}
 	}()
 	return m
 }
 
-// total returns the bytes that the copy read from its source, and the digests of
-// the blobs that the destination had already.
-func (m *meter) total() (read int64, skipped map[string]bool) {
+// stop ends the watch and returns the bytes that the copy read from its source, and
+// the error with which it ended: that it stalled, where that is why.
+func (m *meter) stop(ended error) (int64, error) {
 	// Events are taken one after the other: when this one is, those before it count.
 	m.events <- types.ProgressProperties{Event: types.ProgressEventRead}
+	if m.stall != nil {
+		m.stall.Stop()
+	}
+	if ended != nil && errors.Is(context.Cause(m.ctx), distribution.ErrStalled) {
+		ended = context.Cause(m.ctx)
+	}
+	m.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.read, m.skipped
+	return m.read, ended
 }

@@ -65,14 +65,14 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 	}
 	lines := e.config.Output.Lines()
 	defer lines.Close()
-	meter := newMeter()
+	meter := newMeter(ctx, e.config.Stall)
 	options := &libimage.PullOptions{CopyOptions: libimage.CopyOptions{
 		MaxRetries: new(uint), // attempts are counted by the caller alone
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
 	}}
-	images, err := store.Pull(ctx, b.Name, config.PullPolicyMissing, options)
-	bytes, _ = meter.total()
+	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
+	bytes, err = meter.stop(err)
 	if err != nil {
 		host, credentials := b.Name, "no credentials"
 		if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil {

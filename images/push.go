@@ -17,6 +17,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/image/v5/signature"
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/transports/alltransports"
@@ -40,6 +41,8 @@ type Destination struct {
 	// is read from it is made anew, and only its config can be compared.
 	forgetsManifest bool
 	config          digest.Digest // of the image that was written
+	// known are compressed layers that may be in the registry already.
+	known map[digest.Digest]layerKind
 }
 
 // Local tells whether the destination is a file or directory.
@@ -113,7 +116,7 @@ func CheckTag(name string) error {
 // Push makes one attempt to copy the image id to the destination and returns the
 // digest of its manifest and the size of the blobs that were sent. Blobs that
 // the destination has are not sent again.
-func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compression, authFile string) (dig string, sent int64, err error) {
+func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compression, authFile string) (string, int64, error) {
 	fail := func(err error) error {
 		return e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
 	}
@@ -140,24 +143,41 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		defer os.RemoveAll(d.partial) //nolint:errcheck // nothing is there after success
 	}
+	outcome := &pushOutcome{}
+	target := d.ref
+	if !d.Local() {
+		client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
+		if err != nil {
+			return "", 0, fail(err)
+		}
+		defer client.Close()
+		if d.known == nil {
+			d.known = e.knownLayers()
+		}
+		push := pushReference{ImageReference: d.ref, client: client, known: d.known, algorithm: compression.Gzip, outcome: outcome}
+		if sys.CompressionFormat != nil {
+			push.algorithm, push.only = *sys.CompressionFormat, true
+		}
+		target = push
+	}
 	lines := e.config.Output.Lines()
 	defer lines.Close()
-	meter := newMeter()
+	meter := newMeter(ctx, e.config.Stall)
 	options := &copy.Options{
 		ReportWriter:     e.reportWriter(lines),
 		SourceCtx:        sys,
 		DestinationCtx:   sys,
 		Progress:         meter.events,
 		ProgressInterval: progressInterval,
-		// A format that was asked for is what arrives, also for blobs that the
-		// destination has in another one.
-		ForceCompressionFormat: sys.CompressionFormat != nil,
 	}
 	if conf, err := config.Default(); err == nil {
 		options.MaxParallelDownloads = conf.Engine.ImageParallelCopies
 	}
-	man, err := copy.Image(ctx, policy, d.ref, src, options)
-	_, skipped := meter.total()
+	man, err := copy.Image(meter.ctx, policy, target, src, options)
+	written, err := meter.stop(err)
+	if err != nil && outcome.rejected != nil && strings.Contains(err.Error(), "attempted the following formats") {
+		err = outcome.rejected // the copy made a sentence of what it was told
+	}
 	if err != nil {
 		return "", 0, fail(err)
 	}
@@ -165,20 +185,18 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	if err != nil {
 		return "", 0, fail(err)
 	}
-	pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
-	if err != nil {
-		return "", 0, fail(err)
-	}
-	if d.config == pushed.ConfigInfo().Digest {
-		skipped[d.config.String()] = true // the copy does not say so of a config
-	}
-	d.config = pushed.ConfigInfo().Digest
 	if d.Local() {
+		pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
+		if err != nil {
+			return "", 0, fail(err)
+		}
+		d.config = pushed.ConfigInfo().Digest
+		outcome.sent = written
 		if err := os.Rename(d.partial, d.path); err != nil {
 			return "", 0, fail(err)
 		}
 	}
-	return manifestDigest.String(), e.sentBytes(ctx, src, pushed, skipped), nil
+	return manifestDigest.String(), outcome.sent, nil
 }
 
 func (e *Engine) destinationCredentials(d *Destination, authFile string) string {
@@ -188,41 +206,18 @@ func (e *Engine) destinationCredentials(d *Destination, authFile string) string 
 	return "no credentials"
 }
 
-// sentBytes adds up the blobs of the manifest that were not skipped. The copy
-// names blobs by their digest in the store, where layers are not compressed, so
-// the layers of both manifests are matched by their place.
-func (e *Engine) sentBytes(ctx context.Context, src types.ImageReference, pushed manifest.Manifest, skipped map[string]bool) int64 {
-	img, err := src.NewImage(ctx, &e.sys)
-	if err != nil {
-		return 0
-	}
-	defer img.Close()
-	var sent int64
-	stored, err := img.LayerInfosForCopy(ctx)
-	if err != nil || stored == nil {
-		stored = img.LayerInfos()
-	}
-	for i, layer := range pushed.LayerInfos() {
-		if i < len(stored) && !skipped[stored[i].Digest.String()] {
-			sent += layer.Size
-		}
-	}
-	if info := pushed.ConfigInfo(); !skipped[info.Digest.String()] {
-		sent += info.Size
-	}
-	return sent
-}
-
 // Verify makes one attempt to confirm that the destination has the image under
 // the digest that was pushed.
 func (e *Engine) Verify(ctx context.Context, d *Destination, want, authFile string) error {
 	got, err := e.confirm(ctx, d, want, authFile)
 	if err != nil {
-		failed := e.transferError(ctx, err, transfer{pushing, "verifying", d.Name, d.host, e.destinationCredentials(d, authFile)})
-		if failed.Status == http.StatusNotFound {
-			failed.Class, failed.Reason = result.ClassTransient, result.ReasonDigestMismatch
+		return e.transferError(ctx, err, transfer{pushing, "verifying", d.Name, d.host, e.destinationCredentials(d, authFile)})
+	}
+	if got == "" {
+		return &Error{
+			Reason: result.ReasonDigestMismatch, Class: result.ClassTransient, Host: d.host, Status: http.StatusNotFound,
+			Message: fmt.Sprintf("verifying %s failed: %s has nothing under %s, which was pushed", d.Name, d.host, want),
 		}
-		return failed
 	}
 	if got != want {
 		return &Error{
@@ -235,15 +230,12 @@ func (e *Engine) Verify(ctx context.Context, d *Destination, want, authFile stri
 
 func (e *Engine) confirm(ctx context.Context, d *Destination, want, authFile string) (string, error) {
 	if !d.Local() {
-		ref, err := reference.WithDigest(reference.TrimNamed(d.ref.DockerReference()), digest.Digest(want))
+		client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
 		if err != nil {
 			return "", err
 		}
-		byDigest, err := docker.NewReference(ref)
-		if err != nil {
-			return "", err
-		}
-		got, err := docker.GetDigest(ctx, e.system(authFile), byDigest)
+		defer client.Close()
+		got, err := client.ManifestDigest(ctx, want, manifest.DefaultRequestedManifestMIMETypes)
 		return got.String(), err
 	}
 	ref, err := d.open(d.path)
@@ -270,47 +262,45 @@ func (e *Engine) confirm(ctx context.Context, d *Destination, want, authFile str
 }
 
 // Pushed asks the destination for an image of the build with this id and returns
-// its digest, empty when the image there is another one or there is none. Mirrors
-// are not asked: nothing is pushed there.
+// its digest, empty when the image there is another one or there is none.
 func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile string) (string, error) {
-	sys := e.system(authFile)
-	found, err := docker.GetDigest(ctx, sys, d.ref)
-	var man []byte
-	var mime string
-	if err == nil {
-		// GetDigest asks the registry itself; what has its digest may come from anywhere.
-		man, mime, err = manifestOf(ctx, sys, d.ref.DockerReference(), found)
+	fail := func(err error) error {
+		return e.transferError(ctx, err, transfer{pushing, "looking for", d.Name, d.host, e.destinationCredentials(d, authFile)})
 	}
+	client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
 	if err != nil {
-		failed := e.transferError(ctx, err, transfer{pulling, "looking for", d.Name, d.host, e.destinationCredentials(d, authFile)})
-		if failed.Status == http.StatusNotFound {
-			return "", nil
-		}
-		return "", failed
+		return "", fail(err)
+	}
+	defer client.Close()
+	tagged, ok := d.ref.DockerReference().(reference.Tagged)
+	if !ok {
+		return "", nil
+	}
+	mime, man, err := client.Manifest(ctx, tagged.Tag(), manifest.DefaultRequestedManifestMIMETypes)
+	if err != nil {
+		return "", fail(err)
 	}
 	if mime != imgspecv1.MediaTypeImageManifest {
-		return "", nil // only OCI manifests have annotations
+		return "", nil // there is nothing, or something without annotations
 	}
 	oci, err := manifest.OCI1FromManifest(man)
 	if err != nil || oci.Annotations[BuildIDAnnotation] != buildID {
 		return "", nil //nolint:nilerr // what cannot be read is of another build
 	}
-	return found.String(), nil
+	found, err := manifest.Digest(man)
+	return found.String(), err
 }
 
-func manifestOf(ctx context.Context, sys *types.SystemContext, named reference.Named, d digest.Digest) ([]byte, string, error) {
-	canonical, err := reference.WithDigest(reference.TrimNamed(named), d)
-	if err != nil {
-		return nil, "", err
+// CheckPush finds out, before anything is built, whether a push would be let in:
+// once, and as the push will do it. The error is an *Error.
+func (e *Engine) CheckPush(ctx context.Context, d *Destination, authFile string) error {
+	client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
+	if err == nil {
+		defer client.Close()
+		err = client.CheckPush(ctx)
 	}
-	ref, err := docker.NewReference(canonical)
 	if err != nil {
-		return nil, "", err
+		return e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
 	}
-	src, err := ref.NewImageSource(ctx, sys)
-	if err != nil {
-		return nil, "", err
-	}
-	defer src.Close()
-	return image.UnparsedInstance(src, nil).Manifest(ctx)
+	return nil
 }

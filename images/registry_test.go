@@ -74,7 +74,7 @@ func (h *hub) failing(method, path string, answer http.HandlerFunc) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fault = func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method != method || !strings.Contains(r.URL.Path, path) {
+		if (method != "" && r.Method != method) || !strings.Contains(r.URL.Path, path) {
 			return false
 		}
 		answer(w, r)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -29,8 +30,8 @@ func (e *Engine) trustPlaces(host string) []string {
 	if e.sys.DockerCertPath != "" {
 		places = append(places, e.sys.DockerCertPath)
 	} else {
-		for _, dir := range []string{os.Getenv("HOME") + "/.config/containers/certs.d", "/etc/containers/certs.d", "/etc/docker/certs.d"} {
-			places = append(places, dir+"/"+host)
+		for _, dir := range certDirs() {
+			places = append(places, filepath.Join(dir, host))
 		}
 	}
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images"
+	"github.com/strata-build/strata/retry"
+)
+
+// preflightTime is how long the check before the long part of a build may take.
+const preflightTime = 10 * time.Second
+
+// preflight asks the registry, before anything is pulled or built, whether it will
+// let the image in. A refusal is said at once. With --retry-on any the build goes
+// on, since the credential may be replaced until it is needed; with transient it
+// ends here, as the first and last attempt of the push. That the question could not
+// be asked is no more than a warning.
+func (b *build) preflight(ctx context.Context) error {
+	d := b.settings.destination
+	if d == nil || d.Local() {
+		return nil
+	}
+	b.readSecrets()
+	limited, cancel := context.WithTimeout(ctx, preflightTime)
+	defer cancel()
+	err := b.engine.CheckPush(limited, d, b.settings.PushAuthFile)
+	if err == nil || ctx.Err() != nil {
+		return nil // an end of the whole build is the next phase's to notice
+	}
+	e := images.AsError(err)
+	if e.Class != result.ClassAuth {
+		b.console.log.Warn("It could not be found out whether the image may be pushed", "error", err)
+		return nil
+	}
+	if b.settings.RetryOn == retryAny {
+		b.console.log.Warn("The push would be refused now; it is tried all the same when the image is built", "reason", string(e.Reason), "error", err)
+		return nil
+	}
+	return b.phase(ctx, result.Push, b.settings.MaxRetries, func(context.Context) error { return err })
+}
+
+// credentialsLook is how often an auth file that was refused is looked at.
+const credentialsLook = 250 * time.Millisecond
+
+// credentialsChanged returns a channel that is closed when the auth file of a phase
+// changes whose credentials were refused, nil where nothing can change. A file that
+// is not there for a moment, while its volume is updated, has not changed.
+func (b *build) credentialsChanged(ctx context.Context, phase result.Phase, err error) <-chan struct{} {
+	path := b.settings.PushAuthFile
+	if phase == result.Pull || phase == result.Build {
+		path = b.settings.PullAuthFile
+	}
+	if images.AsError(err).Class != result.ClassAuth || path == "" {
+		return nil
+	}
+	changed := retry.WatchFile(ctx, path, credentialsLook)
+	said := make(chan struct{})
+	go func() {
+		if _, ok := <-changed; ok {
+			b.console.log.Info("credentials changed on disk, trying again", "file", path)
+			close(said)
+		}
+	}()
+	return said
+}

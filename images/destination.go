@@ -1,0 +1,324 @@
+package images
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	digest "github.com/opencontainers/go-digest"
+	imgspecv1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/pkg/compression"
+	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/pkg/tlsclientconfig"
+	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/images/distribution"
+)
+
+// connect connects to the repository of ref, as one that is pushed to: mirrors do
+// not apply. Everything that can change while a build runs is read anew.
+func (e *Engine) connect(ctx context.Context, ref reference.Named, authFile string) (*distribution.Client, error) {
+	sys := e.system(authFile)
+	insecure := sys.DockerInsecureSkipTLSVerify == types.OptionalBoolTrue
+	registry, err := sysregistriesv2.FindRegistry(sys, ref.Name())
+	if err != nil {
+		return nil, invalid("the registries configuration cannot be read", err)
+	}
+	if registry != nil {
+		if registry.Blocked {
+			return nil, invalid("--tag", fmt.Errorf("the registries configuration blocks %s", registry.Prefix))
+		}
+		insecure = insecure || registry.Insecure && sys.DockerInsecureSkipTLSVerify == types.OptionalBoolUndefined
+	}
+	host := reference.Domain(ref)
+	config := &tls.Config{InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // as the user says
+	if dir := e.certDir(host); dir != "" {
+		if err := tlsclientconfig.SetupCertificates(dir, config); err != nil {
+			return nil, invalid("the certificates for "+host+" cannot be read", err)
+		}
+	}
+	auth, err := dockerconfig.GetCredentialsForRef(sys, ref)
+	if err != nil {
+		return nil, err
+	}
+	if host == "docker.io" {
+		host = "registry-1.docker.io" // the name of the service behind the name
+	}
+	return distribution.Connect(ctx, distribution.Options{
+		Host: host, Repository: reference.Path(ref),
+		TLS: config, PlainHTTP: insecure,
+		User: auth.Username, Password: auth.Password, IdentityToken: auth.IdentityToken,
+		UserAgent: e.config.UserAgent, Proxy: http.ProxyFromEnvironment, Stall: e.config.Stall,
+	})
+}
+
+// certDir is the directory with certificates for a registry, empty for none.
+func (e *Engine) certDir(host string) string {
+	if e.sys.DockerCertPath != "" {
+		return e.sys.DockerCertPath
+	}
+	for _, base := range certDirs() {
+		dir := filepath.Join(base, host)
+		if _, err := os.Stat(dir); err == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
+// certDirs are the directories with a directory of certificates for each registry
+// (containers-certs.d(5)).
+func certDirs() []string {
+	return []string{filepath.Join(os.Getenv("HOME"), ".config/containers/certs.d"), "/etc/containers/certs.d", "/usr/share/containers/certs.d", "/etc/docker/certs.d"}
+}
+
+// pushReference is a reference to an image in a registry that is written to
+// through a client of our own.
+type pushReference struct {
+	types.ImageReference
+	client *distribution.Client
+	// known are compressed layers that may be at the destination.
+	known map[digest.Digest]layerKind
+	// algorithm is that of new layers; only tells that others are not wanted.
+	algorithm compression.Algorithm
+	only      bool
+	outcome   *pushOutcome
+}
+
+// pushOutcome is what a copy does not tell of a push.
+type pushOutcome struct {
+	sent int64 // the bytes of blobs that were sent
+	// rejected is why a format of the manifest was not taken.
+	rejected error
+}
+
+// NewImageDestination implements types.ImageReference.
+func (r pushReference) NewImageDestination(context.Context, *types.SystemContext) (types.ImageDestination, error) {
+	return &pushDestination{ref: r}, nil
+}
+
+// layerKind is what has to be known of a compressed layer to put it in place of
+// the uncompressed one.
+type layerKind struct {
+	size      int64
+	algorithm compression.Algorithm
+}
+
+// pushDestination implements types.ImageDestination. It may put blobs at once.
+type pushDestination struct {
+	ref pushReference
+	mu  sync.Mutex // guards ref.known and ref.outcome
+}
+
+var _ types.ImageDestination = (*pushDestination)(nil)
+
+// Reference implements types.ImageDestination.
+func (d *pushDestination) Reference() types.ImageReference { return d.ref.ImageReference }
+
+// Close implements types.ImageDestination; the client is its maker's to close.
+func (d *pushDestination) Close() error { return nil }
+
+// SupportedManifestMIMETypes implements types.ImageDestination.
+func (d *pushDestination) SupportedManifestMIMETypes() []string {
+	return []string{
+		imgspecv1.MediaTypeImageManifest, manifest.DockerV2Schema2MediaType,
+		imgspecv1.MediaTypeImageIndex, manifest.DockerV2ListMediaType,
+	}
+}
+
+// SupportsSignatures implements types.ImageDestination.
+func (d *pushDestination) SupportsSignatures(context.Context) error {
+	return errors.New("signatures are not pushed")
+}
+
+// DesiredLayerCompression implements types.ImageDestination.
+func (d *pushDestination) DesiredLayerCompression() types.LayerCompression { return types.Compress }
+
+// AcceptsForeignLayerURLs implements types.ImageDestination.
+func (d *pushDestination) AcceptsForeignLayerURLs() bool { return true }
+
+// MustMatchRuntimeOS implements types.ImageDestination.
+func (d *pushDestination) MustMatchRuntimeOS() bool { return false }
+
+// IgnoresEmbeddedDockerReference implements types.ImageDestination.
+func (d *pushDestination) IgnoresEmbeddedDockerReference() bool { return false }
+
+// HasThreadSafePutBlob implements types.ImageDestination.
+func (d *pushDestination) HasThreadSafePutBlob() bool { return true }
+
+// scope is that in which blobs can be taken from one repository to another.
+func (d *pushDestination) scope() types.BICTransportScope {
+	return types.BICTransportScope{Opaque: reference.Domain(d.ref.DockerReference())}
+}
+
+func (d *pushDestination) location() types.BICLocationReference {
+	return types.BICLocationReference{Opaque: d.ref.DockerReference().Name()}
+}
+
+// PutBlob implements types.ImageDestination.
+func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info types.BlobInfo, cache types.BlobInfoCache, isConfig bool) (types.BlobInfo, error) {
+	if info.Digest != "" && isConfig { // for a layer the copy has asked already
+		if size, ok, err := d.ref.client.HasBlob(ctx, info.Digest); err == nil && ok {
+			return types.BlobInfo{Digest: info.Digest, Size: size}, nil
+		}
+	}
+	got, size, err := d.ref.client.PutBlob(ctx, stream, info.Digest, info.Size)
+	if err != nil {
+		return types.BlobInfo{}, err
+	}
+	d.mu.Lock()
+	d.ref.outcome.sent += size
+	if info.Digest == "" { // the copy compressed it on its way
+		d.ref.known[got] = layerKind{size: size, algorithm: d.ref.algorithm}
+	}
+	d.mu.Unlock()
+	cache.RecordKnownLocation(d.ref.Transport(), d.scope(), got, d.location())
+	return types.BlobInfo{Digest: got, Size: size}, nil
+}
+
+// TryReusingBlob implements types.ImageDestination.
+func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache, canSubstitute bool) (bool, types.BlobInfo, error) {
+	size, ok, err := d.ref.client.HasBlob(ctx, info.Digest)
+	if err != nil {
+		return false, types.BlobInfo{}, err
+	}
+	if ok && !d.ref.only {
+		cache.RecordKnownLocation(d.ref.Transport(), d.scope(), info.Digest, d.location())
+		return true, types.BlobInfo{Digest: info.Digest, Size: size, MediaType: info.MediaType}, nil
+	}
+	for _, candidate := range d.candidates(info.Digest, cache, canSubstitute) {
+		reused := types.BlobInfo{Digest: candidate.Digest, Size: info.Size, MediaType: info.MediaType}
+		if candidate.Digest != info.Digest {
+			d.mu.Lock()
+			kind, known := d.ref.known[candidate.Digest]
+			d.mu.Unlock()
+			if !known || d.ref.only && kind.algorithm.Name() != d.ref.algorithm.Name() {
+				continue
+			}
+			reused.Size, reused.CompressionOperation, reused.CompressionAlgorithm = kind.size, types.Compress, &kind.algorithm
+		}
+		if candidate.Digest != info.Digest || candidate.Location != d.location() {
+			if size, ok, err = d.ref.client.HasBlob(ctx, candidate.Digest); err != nil {
+				return false, types.BlobInfo{}, err
+			}
+		}
+		if !ok && candidate.Location != d.location() {
+			if ok, err = d.mount(ctx, candidate); err != nil {
+				return false, types.BlobInfo{}, err
+			}
+			size = reused.Size
+		}
+		if ok {
+			reused.Size = size
+			cache.RecordKnownLocation(d.ref.Transport(), d.scope(), candidate.Digest, d.location())
+			return true, reused, nil
+		}
+	}
+	return false, types.BlobInfo{}, nil
+}
+
+// candidates lists places where the blob, or where that may be another form of it,
+// is known to be: what this process pushed first.
+func (d *pushDestination) candidates(wanted digest.Digest, cache types.BlobInfoCache, canSubstitute bool) []types.BICReplacementCandidate {
+	var found []types.BICReplacementCandidate
+	if canSubstitute {
+		d.mu.Lock()
+		for known := range d.ref.known {
+			if known != wanted && cache.UncompressedDigest(known) == wanted {
+				found = append(found, types.BICReplacementCandidate{Digest: known, Location: d.location()})
+			}
+		}
+		d.mu.Unlock()
+	}
+	return append(found, cache.CandidateLocations(d.ref.Transport(), d.scope(), wanted, canSubstitute)...)
+}
+
+func (d *pushDestination) mount(ctx context.Context, candidate types.BICReplacementCandidate) (bool, error) {
+	from, err := reference.ParseNormalizedNamed(candidate.Location.Opaque)
+	if err != nil || reference.Domain(from) != reference.Domain(d.ref.DockerReference()) {
+		return false, nil //nolint:nilerr // a place that cannot be understood is none
+	}
+	ok, err := d.ref.client.Mount(ctx, candidate.Digest, reference.Path(from))
+	var refused *distribution.Error
+	if errors.As(err, &refused) && refused.Status >= 400 && refused.Status < 500 && refused.Status != http.StatusTooManyRequests {
+		return false, nil // the blob is sent instead
+	}
+	return ok, err
+}
+
+// PutManifest implements types.ImageDestination.
+func (d *pushDestination) PutManifest(ctx context.Context, m []byte, instance *digest.Digest) error {
+	target := ""
+	switch named := d.ref.DockerReference().(type) {
+	case reference.Tagged:
+		target = named.Tag()
+	case reference.Digested:
+		target = named.Digest().String()
+	}
+	if instance != nil {
+		target = instance.String()
+	}
+	err := d.ref.client.PutManifest(ctx, target, manifest.GuessMIMEType(m), m)
+	var refused *distribution.Error
+	if errors.As(err, &refused) && (refused.Status == http.StatusUnsupportedMediaType ||
+		refused.Code == "MANIFEST_INVALID" || refused.Code == "TAG_INVALID" || refused.Code == "UNSUPPORTED") {
+		d.ref.outcome.rejected = err
+		return types.ManifestTypeRejectedError{Err: err} // another format may be taken
+	}
+	return err
+}
+
+// PutSignatures implements types.ImageDestination.
+func (d *pushDestination) PutSignatures(_ context.Context, signatures [][]byte, _ *digest.Digest) error {
+	if len(signatures) > 0 {
+		return d.SupportsSignatures(context.Background())
+	}
+	return nil
+}
+
+// Commit implements types.ImageDestination; everything is there already.
+func (d *pushDestination) Commit(context.Context, types.UnparsedImage) error { return nil }
+
+// knownLayers collects the compressed layers that the manifests of images in the
+// store name: base images, as they were pulled.
+func (e *Engine) knownLayers() map[digest.Digest]layerKind {
+	known := map[digest.Digest]layerKind{}
+	stored, err := e.store.Images()
+	if err != nil {
+		return known
+	}
+	for _, image := range stored {
+		for _, name := range image.BigDataNames {
+			if !strings.HasPrefix(name, "manifest") {
+				continue
+			}
+			data, err := e.store.ImageBigData(image.ID, name)
+			if err != nil {
+				continue
+			}
+			m, err := manifest.FromBlob(data, manifest.GuessMIMEType(data))
+			if err != nil {
+				continue
+			}
+			for _, layer := range m.LayerInfos() {
+				switch {
+				case strings.HasSuffix(layer.MediaType, "gzip"): // of OCI and of Docker
+					known[layer.Digest] = layerKind{size: layer.Size, algorithm: compression.Gzip}
+				case strings.HasSuffix(layer.MediaType, "+zstd"):
+					known[layer.Digest] = layerKind{size: layer.Size, algorithm: compression.Zstd}
+				}
+			}
+		}
+	}
+	return known
+}

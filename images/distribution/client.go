@@ -1,0 +1,286 @@
+// Package distribution talks to one repository of a registry in the words of the
+// OCI distribution specification, as far as a push needs them.
+//
+// containers/image pushes too, but what a registry says of a failure does not come
+// out of it: for how long it wants to be left alone, which status an answer had,
+// how many bytes it took. Here each request is made once, and what goes wrong is an
+// *Error with those facts; nothing is tried again.
+package distribution
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	digest "github.com/opencontainers/go-digest"
+	"oras.land/oras-go/v2/registry/remote/auth"
+)
+
+// Options say how a repository is reached.
+type Options struct {
+	// Host is the registry, with its port; Repository the name within it.
+	Host, Repository string
+	// TLS is the configuration for https.
+	TLS *tls.Config
+	// PlainHTTP allows http where https does not answer.
+	PlainHTTP bool
+	// User and Password, or IdentityToken, are the credentials; all empty for none.
+	User, Password, IdentityToken string
+	UserAgent                     string
+	// Proxy finds the proxy for a request; nil uses none.
+	Proxy func(*http.Request) (*url.URL, error)
+	// Stall is how long a transfer may make no progress; 0 for ever.
+	Stall time.Duration
+}
+
+// Client is a connection to one repository. It is safe for concurrent use.
+type Client struct {
+	options Options
+	auth    *auth.Client
+	base    url.URL // scheme and host
+	sent    atomic.Int64
+}
+
+// ErrStalled is the cause of a transfer that made no progress for Options.Stall.
+var ErrStalled = errors.New("the transfer made no progress")
+
+// Connect finds out whether the registry speaks https or http. The error is an
+// *Error, or one of the network.
+func Connect(ctx context.Context, o Options) (*Client, error) {
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:errorlint,forcetypeassert // it is one
+	transport.TLSClientConfig = o.TLS
+	transport.Proxy = o.Proxy
+	c := &Client{options: o}
+	c.auth = &auth.Client{
+		Client: &http.Client{Transport: transport},
+		Header: http.Header{"User-Agent": {o.UserAgent}},
+		Cache:  auth.NewCache(),
+		Credential: func(context.Context, string) (auth.Credential, error) {
+			return auth.Credential{Username: o.User, Password: o.Password, RefreshToken: o.IdentityToken}, nil
+		},
+	}
+	schemes := []string{"https"}
+	if o.PlainHTTP {
+		schemes = append(schemes, "http")
+	}
+	var err error
+	for _, scheme := range schemes {
+		c.base = url.URL{Scheme: scheme, Host: o.Host}
+		var req *http.Request
+		if req, err = http.NewRequestWithContext(ctx, http.MethodGet, c.base.String()+"/v2/", nil); err != nil {
+			return nil, err
+		}
+		req.Header.Set("User-Agent", o.UserAgent)
+		var resp *http.Response
+		if resp, err = c.auth.Client.Do(req); err != nil {
+			continue
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode >= http.StatusInternalServerError || resp.StatusCode == http.StatusTooManyRequests {
+			return nil, answerError(resp, nil)
+		}
+		return c, nil
+	}
+	return nil, err
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.auth.Client.CloseIdleConnections() }
+
+// Sent is how many bytes of blobs and manifests were sent.
+func (c *Client) Sent() int64 { return c.sent.Load() }
+
+// url returns the URL of something in the repository.
+func (c *Client) url(path string) string {
+	return c.base.String() + "/v2/" + c.options.Repository + path
+}
+
+// do makes one request and returns the answer when it has one of the statuses.
+func (c *Client) do(ctx context.Context, method, target string, header http.Header, body io.Reader, size int64, accepted ...int) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watch := c.watch(cancel)
+	ctx = auth.WithScopesForHost(ctx, c.options.Host, auth.ScopeRepository(c.options.Repository, auth.ActionPull, auth.ActionPush))
+	var reader io.Reader
+	if body != nil {
+		reader = &meteredReader{reader: body, client: c, watch: watch}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, reader)
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	if body != nil {
+		req.ContentLength = size
+		if rewindable, ok := body.(io.ReadSeeker); ok {
+			req.GetBody = func() (io.ReadCloser, error) {
+				_, err := rewindable.Seek(0, io.SeekStart)
+				return io.NopCloser(&meteredReader{reader: rewindable, client: c, watch: watch}), err
+			}
+		}
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	resp, err := c.auth.Do(req)
+	if err != nil {
+		watch.stop()
+		err = requestError(ctx, method, target, err)
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = &answerBody{ReadCloser: resp.Body, watch: watch, cancel: cancel}
+	for _, status := range accepted {
+		if resp.StatusCode == status {
+			return resp, nil
+		}
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return nil, answerError(resp, text)
+}
+
+// HasBlob tells whether the repository has a blob, and its size in bytes.
+func (c *Client) HasBlob(ctx context.Context, d digest.Digest) (size int64, ok bool, err error) {
+	resp, err := c.do(ctx, http.MethodHead, c.url("/blobs/"+d.String()), nil, nil, 0, http.StatusOK, http.StatusNotFound)
+	if err != nil {
+		return 0, false, err
+	}
+	defer resp.Body.Close()
+	return resp.ContentLength, resp.StatusCode == http.StatusOK, nil
+}
+
+// Mount asks the registry to take a blob over from another of its repositories.
+// A registry that does not begins an upload instead, which is given up.
+func (c *Client) Mount(ctx context.Context, d digest.Digest, from string) (ok bool, err error) {
+	query := url.Values{"mount": {d.String()}, "from": {from}}
+	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/?"+query.Encode()), nil, nil, 0, http.StatusCreated, http.StatusAccepted)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusCreated {
+		return true, nil
+	}
+	c.abandon(ctx, resp)
+	return false, nil
+}
+
+// PutBlob uploads a blob of size bytes, -1 when that is not known, and returns its
+// digest and size. A blob whose digest is not the wanted one, where one is wanted,
+// is refused by the registry.
+func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest, size int64) (digest.Digest, int64, error) {
+	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
+	if err != nil {
+		return "", 0, err
+	}
+	_ = resp.Body.Close()
+	target, err := resp.Location()
+	if err != nil {
+		return "", 0, fmt.Errorf("the registry began an upload without saying where: %w", err)
+	}
+	digester := digest.Canonical.Digester()
+	counted := &counter{}
+	stream := io.TeeReader(blob, io.MultiWriter(digester.Hash(), counted))
+	header := http.Header{"Content-Type": {"application/octet-stream"}}
+	if resp, err = c.do(ctx, http.MethodPatch, target.String(), header, onlyReader{stream}, size, http.StatusAccepted, http.StatusNoContent); err != nil {
+		return "", 0, err
+	}
+	_ = resp.Body.Close()
+	if next, err := resp.Location(); err == nil {
+		target = next
+	}
+	got := digester.Digest()
+	if want != "" {
+		got = want
+	}
+	query := target.Query()
+	query.Set("digest", got.String())
+	target.RawQuery = query.Encode()
+	if resp, err = c.do(ctx, http.MethodPut, target.String(), header, nil, 0, http.StatusCreated, http.StatusNoContent); err != nil {
+		return "", 0, err
+	}
+	return got, counted.n, resp.Body.Close()
+}
+
+// PutManifest puts a manifest under a tag or digest.
+func (c *Client) PutManifest(ctx context.Context, reference, mediaType string, manifest []byte) error {
+	header := http.Header{"Content-Type": {mediaType}}
+	resp, err := c.do(ctx, http.MethodPut, c.url("/manifests/"+reference), header, strings.NewReader(string(manifest)), int64(len(manifest)),
+		http.StatusCreated, http.StatusOK, http.StatusAccepted)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// ManifestDigest asks for the digest of what is under a tag or digest; it is empty
+// when there is nothing.
+func (c *Client) ManifestDigest(ctx context.Context, reference string, accept []string) (digest.Digest, error) {
+	resp, err := c.do(ctx, http.MethodHead, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK, http.StatusNotFound)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound {
+		return "", nil
+	}
+	if d := digest.Digest(resp.Header.Get("Docker-Content-Digest")); d != "" {
+		return d, d.Validate()
+	}
+	// The header is optional (OCI distribution specification, "Pulling manifests").
+	_, text, err := c.Manifest(ctx, reference, accept)
+	if err != nil || text == nil {
+		return "", err
+	}
+	return digest.FromBytes(text), nil
+}
+
+// Manifest returns what is under a tag or digest and its media type; nil when
+// there is nothing.
+func (c *Client) Manifest(ctx context.Context, reference string, accept []string) (mediaType string, manifest []byte, err error) {
+	resp, err := c.do(ctx, http.MethodGet, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK, http.StatusNotFound)
+	if err != nil {
+		return "", nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound {
+		return "", nil, nil
+	}
+	manifest, err = io.ReadAll(io.LimitReader(resp.Body, maxManifest))
+	return resp.Header.Get("Content-Type"), manifest, err
+}
+
+// CheckPush finds out whether a push would be let in: it begins an upload, as the
+// push will, and gives it up.
+func (c *Client) CheckPush(ctx context.Context) error {
+	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted, http.StatusCreated)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	c.abandon(ctx, resp)
+	return nil
+}
+
+// abandon ends an upload that was begun. What is left of one that is not ended a
+// registry collects by itself.
+func (c *Client) abandon(ctx context.Context, begun *http.Response) {
+	target, err := begun.Location()
+	if err != nil {
+		return
+	}
+	if resp, err := c.do(ctx, http.MethodDelete, target.String(), nil, nil, 0, http.StatusNoContent, http.StatusOK, http.StatusAccepted); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+// maxManifest is the size in bytes that registries must take a manifest of (OCI
+// distribution specification, "Pushing manifests"); a larger one is not read.
+const maxManifest = 4 << 20

@@ -1,0 +1,124 @@
+package distribution
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
+)
+
+// Error is an answer that a registry, or its token server, refused a request with.
+type Error struct {
+	Method string
+	// Host is who answered, with its port.
+	Host string
+	// Status is the HTTP status.
+	Status int
+	// Code is the error code of the distribution specification, empty for none.
+	Code string
+	// Detail is what the answer says beside, on one line; never a page of HTML.
+	Detail string
+	// RetryAfter is how long the registry asked to be left alone, 0 for no wish
+	// (RFC 9110, section 10.2.3).
+	RetryAfter time.Duration
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("%s answered %d %s to a %s", e.Host, e.Status, http.StatusText(e.Status), e.Method)
+	if e.Code != "" {
+		text += ", " + e.Code
+	}
+	if e.Detail != "" {
+		text += ": " + e.Detail
+	}
+	return text
+}
+
+// maxAnswer is how much of an error's body is read, in bytes; maxDetail how much of
+// it is shown.
+const (
+	maxAnswer = 64 << 10
+	maxDetail = 300
+)
+
+// answerError makes the Error of an answer with the body text.
+func answerError(resp *http.Response, text []byte) *Error {
+	e := &Error{
+		Method: resp.Request.Method, Host: resp.Request.URL.Host, Status: resp.StatusCode,
+		RetryAfter: retryAfter(resp.Header.Get("Retry-After"), time.Now()),
+	}
+	var body struct {
+		Errors []struct {
+			Code    string `json:"code"`
+			Message string `json:"message"`
+		} `json:"errors"`
+		Details string `json:"details"`
+	}
+	switch err := json.Unmarshal(text, &body); {
+	case err == nil && len(body.Errors) > 0:
+		e.Code, e.Detail = body.Errors[0].Code, body.Errors[0].Message
+	case err == nil && body.Details != "":
+		e.Detail = body.Details
+	case strings.HasPrefix(strings.TrimSpace(string(text)), "<"):
+	case err != nil:
+		e.Detail = string(text)
+	}
+	if challenge := resp.Header.Get("WWW-Authenticate"); strings.Contains(challenge, `error="insufficient_scope"`) {
+		e.Code = "DENIED"
+	}
+	e.Detail = strings.Join(strings.Fields(strings.ToValidUTF8(e.Detail, "")), " ")
+	if len(e.Detail) > maxDetail {
+		e.Detail = strings.ToValidUTF8(e.Detail[:maxDetail], "") + " …"
+	}
+	return e
+}
+
+// retryAfter reads the header: seconds, or a date.
+func retryAfter(value string, now time.Time) time.Duration {
+	if value == "" {
+		return 0
+	}
+	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil {
+		return max(time.Duration(seconds)*time.Second, 0)
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(at.Sub(now), 0)
+	}
+	return 0
+}
+
+// requestError is the error of a request that has no answer.
+func requestError(ctx context.Context, method, target string, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrStalled) {
+		err = cause
+	}
+	host := target
+	if u, parseErr := url.Parse(target); parseErr == nil {
+		host = u.Host
+	}
+	var token *errcode.ErrorResponse
+	switch {
+	case errors.As(err, &token): // the token server refused
+		e := &Error{Method: method, Host: host, Status: token.StatusCode, Detail: "this is what its token server says"}
+		if token.URL != nil {
+			e.Detail += ", " + token.URL.Host
+		}
+		if len(token.Errors) > 0 {
+			e.Code = token.Errors[0].Code
+			e.Detail += ": " + token.Errors[0].Message
+		}
+		return e
+	case errors.Is(err, auth.ErrBasicCredentialNotFound):
+		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "credentials are required"}
+	}
+	return fmt.Errorf("%s to %s: %w", method, host, err)
+}

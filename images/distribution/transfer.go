@@ -1,0 +1,84 @@
+package distribution
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// watchdog gives up on a request that makes no progress.
+type watchdog struct {
+	after time.Duration
+	timer *time.Timer
+}
+
+func (c *Client) watch(cancel context.CancelCauseFunc) *watchdog {
+	w := &watchdog{after: c.options.Stall}
+	if w.after > 0 {
+		w.timer = time.AfterFunc(w.after, func() { cancel(ErrStalled) })
+	}
+	return w
+}
+
+// progress says that something was transferred.
+func (w *watchdog) progress() {
+	if w.timer != nil {
+		w.timer.Reset(w.after)
+	}
+}
+
+func (w *watchdog) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// meteredReader is the body of a request; what is read of it was taken by the
+// connection.
+type meteredReader struct {
+	reader io.Reader
+	client *Client
+	watch  *watchdog
+}
+
+// Read implements io.Reader.
+func (r *meteredReader) Read(p []byte) (int, error) {
+	n, err := r.reader.Read(p)
+	r.client.sent.Add(int64(n))
+	r.watch.progress()
+	return n, err
+}
+
+// answerBody is the body of an answer. The request ends when it is closed.
+type answerBody struct {
+	io.ReadCloser
+	watch  *watchdog
+	cancel context.CancelCauseFunc
+}
+
+// Read implements io.Reader.
+func (b *answerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.watch.progress()
+	return n, err
+}
+
+// Close implements io.Closer.
+func (b *answerBody) Close() error {
+	b.watch.stop()
+	err := b.ReadCloser.Close()
+	b.cancel(nil)
+	return err
+}
+
+// counter counts what is written to it.
+type counter struct{ n int64 }
+
+// Write implements io.Writer.
+func (c *counter) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return len(p), nil
+}
+
+// onlyReader hides that a reader can do more, so that it is sent as a stream.
+type onlyReader struct{ io.Reader }
