@@ -37,7 +37,8 @@ func defaults() Settings {
 	return Settings{
 		BuildSpec: images.BuildSpec{Format: "oci", Layers: true, Jobs: 1},
 		TLSVerify: true, MaxRetries: 3, RetryOn: "any", RetryDelay: 2 * time.Second, RetryMaxDelay: 60 * time.Second,
-		ResultMax: 4096, LogFormat: "text", LogLevel: "info", Progress: "auto",
+		StallTimeout: 5 * time.Minute,
+		ResultMax:    4096, LogFormat: "text", LogLevel: "info", Progress: "auto",
 	}
 }
 
@@ -49,6 +50,7 @@ var flagCases = map[string]struct {
 	"containerfile":      {"a/Containerfile", func(s *Settings) { s.Containerfile = "a/Containerfile" }},
 	"tag":                {"r.example/a:1", func(s *Settings) { s.Tag = "r.example/a:1" }},
 	"push":               {"true", func(s *Settings) { s.Push = true }},
+	"stall-timeout":      {"7s", func(s *Settings) { s.StallTimeout = 7 * time.Second }},
 	"output":             {"oci:a", func(s *Settings) { s.Output = "oci:a" }},
 	"authfile":           {"a.json", func(s *Settings) { s.AuthFile = "a.json" }},
 	"pull-authfile":      {"b.json", func(s *Settings) { s.PullAuthFile = "b.json" }},

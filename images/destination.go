@@ -173,7 +173,15 @@ func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info ty
 		}
 	}
 	got, size, err := d.ref.client.PutBlob(ctx, stream, info.Digest, info.Size)
-	if err != nil {
+	var refused *distribution.Error
+	switch {
+	case errors.As(err, &refused) && refused.Status == http.StatusRequestEntityTooLarge:
+		amount := "at least "
+		if info.Size > size {
+			size, amount = info.Size, ""
+		}
+		return types.BlobInfo{}, fmt.Errorf("a blob of %s%.1f MiB: %w", amount, float64(size)/(1<<20), err)
+	case err != nil:
 		return types.BlobInfo{}, err
 	}
 	d.mu.Lock()

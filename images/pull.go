@@ -71,6 +71,9 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
 	}}
+	if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil && e.hasMirrors(ref) {
+		defer listenToMirrors()()
+	}
 	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)
 	if err != nil {

@@ -117,9 +117,7 @@ func CheckTag(name string) error {
 // digest of its manifest and the size of the blobs that were sent. Blobs that
 // the destination has are not sent again.
 func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compression, authFile string) (string, int64, error) {
-	fail := func(err error) error {
-		return e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
-	}
+	fail := func(err error) error { return e.pushError(ctx, err, d, authFile) }
 	src, err := istorage.Transport.NewStoreReference(e.store, nil, id)
 	if err != nil {
 		return "", 0, fail(err)
@@ -197,6 +195,15 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 	}
 	return manifestDigest.String(), outcome.sent, nil
+}
+
+// pushError makes the Error of a push.
+func (e *Engine) pushError(ctx context.Context, err error, d *Destination, authFile string) *Error {
+	failed := e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
+	if !d.Local() && failed.Class != result.ClassInterrupted && e.hasMirrors(d.ref.DockerReference()) {
+		failed.Message += fmt.Sprintf(" (mirrors do not apply to push: it goes to %s itself)", d.host)
+	}
+	return failed
 }
 
 func (e *Engine) destinationCredentials(d *Destination, authFile string) string {
@@ -300,7 +307,7 @@ func (e *Engine) CheckPush(ctx context.Context, d *Destination, authFile string)
 		err = client.CheckPush(ctx)
 	}
 	if err != nil {
-		return e.transferError(ctx, err, transfer{pushing, "pushing", d.Name, d.host, e.destinationCredentials(d, authFile)})
+		return e.pushError(ctx, err, d, authFile)
 	}
 	return nil
 }

@@ -7,6 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
 )
 
 // describeTrust says, of a certificate that is not trusted, who issued it and
@@ -21,6 +24,12 @@ func (e *Engine) describeTrust(err error, host string) string {
 		issuer = fmt.Sprintf("; it was issued by %q", unknown.Cert.Issuer.String())
 	}
 	return fmt.Sprintf("%s; authorities were looked for in %s", issuer, strings.Join(e.trustPlaces(host), ", "))
+}
+
+// hasMirrors tells whether pulls of ref go to other registries first.
+func (e *Engine) hasMirrors(ref reference.Named) bool {
+	registry, err := sysregistriesv2.FindRegistry(&e.sys, ref.Name())
+	return err == nil && registry != nil && len(registry.Mirrors) > 0
 }
 
 // trustPlaces lists where containers/image and the Go library look for the

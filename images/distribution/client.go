@@ -13,8 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -62,6 +65,8 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 		Client: &http.Client{Transport: transport},
 		Header: http.Header{"User-Agent": {o.UserAgent}},
 		Cache:  auth.NewCache(),
+
+		BlockedRealmPrefixes: blockedRealms(ctx, o.Host),
 		Credential: func(context.Context, string) (auth.Credential, error) {
 			return auth.Credential{Username: o.User, Password: o.Password, RefreshToken: o.IdentityToken}, nil
 		},
@@ -91,6 +96,23 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	return nil, err
 }
 
+// blockedRealms are networks in which no token server may be, so that a registry
+// cannot have credentials sent to the metadata service of a cloud, for example:
+// those that the library names, but not one that the registry itself is in.
+func blockedRealms(ctx context.Context, host string) []netip.Prefix {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	if err != nil {
+		return auth.DefaultBlockedRealmPrefixes() // who has no address will not be reached
+	}
+	return slices.DeleteFunc(auth.DefaultBlockedRealmPrefixes(), func(p netip.Prefix) bool {
+		return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return p.Contains(a.Unmap()) })
+	})
+}
+
 // Close closes idle connections.
 func (c *Client) Close() { c.auth.Client.CloseIdleConnections() }
 
@@ -107,23 +129,14 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 	ctx, cancel := context.WithCancelCause(ctx)
 	watch := c.watch(cancel)
 	ctx = auth.WithScopesForHost(ctx, c.options.Host, auth.ScopeRepository(c.options.Repository, auth.ActionPull, auth.ActionPush))
-	var reader io.Reader
-	if body != nil {
-		reader = &meteredReader{reader: body, client: c, watch: watch}
-	}
-	req, err := http.NewRequestWithContext(ctx, method, target, reader)
+	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	if body != nil {
-		req.ContentLength = size
-		if rewindable, ok := body.(io.ReadSeeker); ok {
-			req.GetBody = func() (io.ReadCloser, error) {
-				_, err := rewindable.Seek(0, io.SeekStart)
-				return io.NopCloser(&meteredReader{reader: rewindable, client: c, watch: watch}), err
-			}
-		}
+		metered := &meteredReader{reader: body, client: c, watch: watch}
+		req.Body, req.GetBody, req.ContentLength = io.NopCloser(metered), metered.again, size
 	}
 	for name, values := range header {
 		req.Header[name] = values
@@ -173,7 +186,7 @@ func (c *Client) Mount(ctx context.Context, d digest.Digest, from string) (ok bo
 }
 
 // PutBlob uploads a blob of size bytes, -1 when that is not known, and returns its
-// digest and size. A blob whose digest is not the wanted one, where one is wanted,
+// digest and size; with an error, how much of it was sent. A blob whose digest is not the wanted one, where one is wanted,
 // is refused by the registry.
 func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest, size int64) (digest.Digest, int64, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
@@ -189,8 +202,11 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	counted := &counter{}
 	stream := io.TeeReader(blob, io.MultiWriter(digester.Hash(), counted))
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
-	if resp, err = c.do(ctx, http.MethodPatch, target.String(), header, onlyReader{stream}, size, http.StatusAccepted, http.StatusNoContent); err != nil {
-		return "", 0, err
+	// A token that ended just now is noticed before the stream, which cannot be sent
+	// again, is touched.
+	waiting := http.Header{"Content-Type": {"application/octet-stream"}, "Expect": {"100-continue"}}
+	if resp, err = c.do(ctx, http.MethodPatch, target.String(), waiting, stream, size, http.StatusAccepted, http.StatusNoContent); err != nil {
+		return "", counted.n, err
 	}
 	_ = resp.Body.Close()
 	if next, err := resp.Location(); err == nil {
@@ -204,7 +220,7 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	query.Set("digest", got.String())
 	target.RawQuery = query.Encode()
 	if resp, err = c.do(ctx, http.MethodPut, target.String(), header, nil, 0, http.StatusCreated, http.StatusNoContent); err != nil {
-		return "", 0, err
+		return "", counted.n, err
 	}
 	return got, counted.n, resp.Body.Close()
 }

@@ -117,6 +117,8 @@ func requestError(ctx context.Context, method, target string, err error) error {
 			e.Detail += ": " + token.Errors[0].Message
 		}
 		return e
+	case errors.Is(err, errSent):
+		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: errSent.Error()}
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
 		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "credentials are required"}
 	}

@@ -2,6 +2,7 @@ package distribution
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 )
@@ -39,10 +40,30 @@ type meteredReader struct {
 	reader io.Reader
 	client *Client
 	watch  *watchdog
+	read   bool
+}
+
+// errSent is the error of a body that would have to be sent once more and cannot.
+var errSent = errors.New("the token ended while the body was sent")
+
+// again is http.Request.GetBody: it starts anew where that is possible, because the
+// body is a file or because nothing was read of it.
+func (r *meteredReader) again() (io.ReadCloser, error) {
+	if r.read {
+		rewindable, ok := r.reader.(io.Seeker)
+		if !ok {
+			return nil, errSent
+		}
+		if _, err := rewindable.Seek(0, io.SeekStart); err != nil {
+			return nil, err
+		}
+	}
+	return io.NopCloser(r), nil
 }
 
 // Read implements io.Reader.
 func (r *meteredReader) Read(p []byte) (int, error) {
+	r.read = true
 	n, err := r.reader.Read(p)
 	r.client.sent.Add(int64(n))
 	r.watch.progress()
@@ -79,6 +100,3 @@ func (c *counter) Write(p []byte) (int, error) {
 	c.n += int64(len(p))
 	return len(p), nil
 }
-
-// onlyReader hides that a reader can do more, so that it is sent as a stream.
-type onlyReader struct{ io.Reader }

@@ -354,3 +354,10 @@ func extract(t *testing.T, img v1.Image, dir string) {
 		}
 	}
 }
+
+// pushInside puts base/busy:1 into the registry past its authentication.
+func (l *lab) pushInside(name string) {
+	l.t.Helper()
+	bases.Push(l.t, l.registry.Host(), name, bases.Busy(l.t), remote.WithTransport(l.registry.Inside()))
+	l.registry.Reset()
+}
