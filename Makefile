@@ -19,6 +19,9 @@ BENCH_PACKAGES := netavark
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
+# Pages of docs/ that `agent docs` prints.
+PAGES := contract troubleshooting
+
 .DEFAULT_GOAL := build
 
 .PHONY: help
@@ -80,13 +83,12 @@ lint: ## go vet and golangci-lint.
 	go tool -modfile=tools/go.mod golangci-lint run
 
 .PHONY: docs
-docs: build ## Generate docs/contract.md from the code.
-	@mkdir -p docs
-	bin/agent contract > docs/contract.md
+docs: build ## Generate the pages of docs/ that come from the code.
+	@for page in $(PAGES); do bin/agent docs $$page > docs/$$page.md; done
 
 .PHONY: check-docs
-check-docs: build ## Fail when docs/contract.md is not what the code says.
-	@bin/agent contract | diff -u docs/contract.md - || { echo 'docs/contract.md is stale: run `make docs`' >&2; exit 1; }
+check-docs: build ## Fail when such a page is not what the code says.
+	@for page in $(PAGES); do bin/agent docs $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is stale: run make docs" >&2; exit 1; }; done
 
 .PHONY: clean
 clean: ## Remove what was built.

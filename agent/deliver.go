@@ -64,4 +64,5 @@ func explainFailure(c *console, r *result.Result, output string) {
 		}
 	}
 	c.text("  What to do: " + entry.Remedy)
+	c.text("  More: docs/troubleshooting.md#" + strings.ToLower(string(r.Reason)))
 }

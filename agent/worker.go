@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +31,13 @@ func work(s *Settings, streams Streams) result.ExitCode {
 	userNS := os.Getenv(userNSVariable)
 	_ = os.Unsetenv(userNSVariable)
 
-	c := newConsole(streams.Err, s, newRedactor())
+	redact := newRedactor()
+	for _, arg := range s.BuildArgs {
+		if name, value, ok := strings.Cut(arg, "="); ok && images.IsProxyVariable(name) {
+			redact.addProxy(value)
+		}
+	}
+	c := newConsole(streams.Err, s, redact)
 	images.RouteLogs(c.log)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()

@@ -218,6 +218,8 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 	if err != nil {
 		return define.BuildOptions{}, invalid("containers.conf cannot be read", err)
 	}
+	args := spec.args()
+	e.withholdProxies(args)
 	sys := e.system(spec.AuthFile)
 	annotations := spec.Annotations
 	if spec.BuildID != "" {
@@ -227,7 +229,7 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 		AdditionalBuildContexts: contexts,
 		Annotations:             annotations,
 		Architecture:            sys.ArchitectureChoice,
-		Args:                    spec.args(),
+		Args:                    args,
 		CacheFrom:               cacheFrom,
 		CacheTo:                 cacheTo,
 		CommonBuildOpts: &define.CommonBuildOptions{
@@ -305,6 +307,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 			failed.Host = hostOfURL(text)
 		}
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
+		if v.reason == result.ReasonCertificateUntrusted {
+			failed.Message += e.describeTrust(err, failed.Host)
+		}
 	case atStep:
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
 		if instruction != "RUN" && instruction != "COPY" && instruction != "ADD" {

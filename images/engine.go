@@ -64,6 +64,7 @@ type Engine struct {
 	tmp        string
 	isolation  isolation
 	warned     bool   // that limits were lowered
+	withheld   bool   // a proxy with a password, from build arguments
 	policy     string // the path of the signature policy, empty for the built-in one
 	authCopies map[string]authCopy
 }
@@ -85,6 +86,8 @@ func Open(config Config) (*Engine, error) {
 }
 
 func (e *Engine) open() error {
+	keepOwnProxies()
+	spellProxies()
 	options, err := storeOptions(e.config)
 	if err != nil {
 		return err

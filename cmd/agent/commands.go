@@ -24,7 +24,7 @@ func execute(args []string, streams agent.Streams) result.ExitCode {
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	root.SetArgs(args)
-	root.AddCommand(buildCommand(streams, &code), explainCommand(), versionCommand(), contractCommand())
+	root.AddCommand(buildCommand(streams, &code), explainCommand(), versionCommand(), docsCommand())
 	switch err := root.Execute(); {
 	case errors.Is(err, errRefused):
 	case err != nil:
@@ -114,15 +114,18 @@ func versionCommand() *cobra.Command {
 	}
 }
 
-// contractCommand prints docs/contract.md; the Makefile keeps the file current.
-func contractCommand() *cobra.Command {
+// docsCommand prints a page of docs/ that is generated; the Makefile keeps the
+// files current.
+func docsCommand() *cobra.Command {
+	pages := map[string]func() string{"contract": agent.Contract, "troubleshooting": agent.Troubleshooting}
 	return &cobra.Command{
-		Use:    "contract",
-		Short:  "Print the documentation of flags, results and exit codes",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprint(cmd.OutOrStdout(), agent.Contract())
+		Use:       "docs contract|troubleshooting",
+		Short:     "Print a page of the documentation that is generated from the code",
+		Hidden:    true,
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"contract", "troubleshooting"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, err := fmt.Fprint(cmd.OutOrStdout(), pages[args[0]]())
 			return err
 		},
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -360,4 +361,24 @@ func (l *lab) pushInside(name string) {
 	l.t.Helper()
 	bases.Push(l.t, l.registry.Host(), name, bases.Busy(l.t), remote.WithTransport(l.registry.Inside()))
 	l.registry.Reset()
+}
+
+func chown(t *testing.T, path string, uid int, mode os.FileMode) {
+	t.Helper()
+	if err := errors.Join(os.Chown(path, uid, uid), os.Chmod(path, mode)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func owner(t *testing.T, path string) (uid uint32, mode os.FileMode) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		t.Fatalf("%s has no owner", path)
+	}
+	return stat.Uid, info.Mode().Perm()
 }
