@@ -28,6 +28,8 @@ type build struct {
 	bytes *int64
 	// output is the end of what the failed step wrote.
 	output string
+	// begun is told of the result so far whenever a phase begins; nil for nobody.
+	begun func(*result.Result)
 }
 
 // run performs the build. It always returns a Result, also when something in it
@@ -112,6 +114,9 @@ func (b *build) phases(ctx context.Context) error {
 func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op func(context.Context) error) error {
 	b.result.Phase = name
 	b.bytes = nil
+	if b.begun != nil {
+		b.begun(&b.result)
+	}
 	start := time.Now()
 	made := 0
 	err := retry.Do(ctx, retry.Policy{
@@ -129,8 +134,12 @@ func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op f
 		made = n
 		return op(ctx)
 	})
-	if made == 0 && err != nil { // the context had ended before
-		err = images.Stopped(ctx, "before "+string(name)+" began")
+	if err != nil && ctx.Err() != nil && images.AsError(err).Class != result.ClassInterrupted {
+		when := fmt.Sprintf("before %s began", name)
+		if made > 0 {
+			when = fmt.Sprintf("while %s waited for its next attempt, after: %v", name, err)
+		}
+		err = images.Stopped(ctx, when)
 	}
 	b.result.Phases[name] = result.PhaseStats{
 		Seconds: time.Since(start).Round(time.Millisecond).Seconds(), Attempts: made, Bytes: b.bytes,
@@ -170,8 +179,8 @@ func (b *build) report(name result.Phase, a retry.Attempt) {
 	b.result.Attempts = append(b.result.Attempts, result.Attempt{
 		Phase: name, N: a.N, Of: a.Of, Class: e.Class, Host: e.Host, Status: e.Status, Error: e.Message,
 	})
-	if name == result.Prepare {
-		return // nothing is tried again there
+	if name == result.Prepare || e.Class == result.ClassInterrupted {
+		return // nothing of this is tried again
 	}
 	attrs := []any{"phase", string(name), "reason", string(e.Reason)}
 	if !a.Last {
@@ -186,14 +195,8 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	if ctx.Err() != nil {
 		return images.Stopped(ctx, "before the build began")
 	}
-	s := b.settings
 	b.readSecrets()
-	b.engine, err = images.Open(images.Config{
-		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
-		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy,
-		Platform: s.Platform, UserAgent: "strata/" + Version(), Stall: s.StallTimeout, Output: b.console.output(),
-	})
-	if err != nil {
+	if b.engine, err = images.Open(engineConfig(b.settings, b.console)); err != nil {
 		return err
 	}
 	b.result.Sandbox.Storage, b.result.Sandbox.Isolation = b.engine.Storage(), b.engine.Isolation()
@@ -203,14 +206,23 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
+func engineConfig(s *Settings, c *console) images.Config {
+	return images.Config{
+		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
+		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy,
+		Platform: s.Platform, UserAgent: "strata/" + Version(), Stall: s.StallTimeout, Output: c.output(),
+	}
+}
+
 // readSecrets makes known what must not be shown. Auth files change while the
 // build runs, so they are read again whenever the libraries read them.
 func (b *build) readSecrets() {
-	for _, path := range []string{b.settings.PullAuthFile, b.settings.PushAuthFile, os.Getenv("REGISTRY_AUTH_FILE")} {
+	for _, path := range append(images.DefaultAuthFiles(), b.settings.PullAuthFile, b.settings.PushAuthFile) {
 		if path != "" {
 			b.console.redact.add(images.AuthSecrets(path)...)
 		}
 	}
+	b.console.redact.add(images.SecretValues(b.settings.Secrets)...)
 }
 
 // alreadyPushed tells whether an earlier pod of the same build has pushed the
@@ -302,11 +314,8 @@ func (b *build) leave() error {
 		if f.path == "" || f.text == "sha256:" {
 			continue
 		}
-		if err := os.WriteFile(f.path, []byte(f.text), 0o644); err != nil {
-			return &images.Error{
-				Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox, Err: err,
-				Message: fmt.Sprintf("--%s cannot be written: %v", f.flag, err),
-			}
+		if err := result.Write(f.path, []byte(f.text)); err != nil {
+			return images.FileError(fmt.Sprintf("the image is complete, but --%s cannot be written", f.flag), err)
 		}
 	}
 	return nil
@@ -323,6 +332,9 @@ func (b *build) addBytes(n int64) {
 func (b *build) fail(err error) {
 	e := images.AsError(err)
 	b.result.Conclude(e.Reason)
+	if e.Class == result.ClassRejected { // a pull can be rejected, too, which has no reason of its own
+		b.result.ExitCode = int(e.Class.Exit())
+	}
 	b.result.Message = e.Message
 	b.result.RunExitCode = e.RunExitCode
 	b.result.Step = e.Step

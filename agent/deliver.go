@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -34,7 +35,19 @@ func deliver(s *Settings, r *result.Result, streams Streams) {
 		}
 		fmt.Fprintf(streams.Err, "Warning: the result cannot be written to %s and follows on standard output: %v\n", path, err)
 	}
-	_, _ = streams.Out.Write(data)
+	if _, err := streams.Out.Write(data); err != nil {
+		fmt.Fprintf(streams.Err, "Warning: the result cannot be written to standard output: %v\n", err)
+	}
+}
+
+// printable leaves out of a line what would steer a terminal.
+func printable(line string) string {
+	return strings.Map(func(c rune) rune {
+		if c != '\t' && unicode.IsControl(c) {
+			return -1
+		}
+		return c
+	}, line)
 }
 
 // outputLines is how much of a failed step's output a person is shown again.
@@ -60,7 +73,7 @@ func explainFailure(c *console, r *result.Result, output string) {
 			lines = append([]string{"…"}, lines[more:]...)
 		}
 		for _, line := range lines {
-			c.text("  | " + line)
+			c.text("  | " + printable(line))
 		}
 	}
 	c.text("  What to do: " + entry.Remedy)

@@ -115,7 +115,7 @@ func TestWhyABuildFailed(t *testing.T) {
 		for i := 6; i <= 15; i++ {
 			want = append(want, fmt.Sprintf("  | line %d [redacted]", i))
 		}
-		want = append(want, "  What to do: "+remedy)
+		want = append(want, "  What to do: "+remedy, "  More: docs/troubleshooting.md#stepfailed")
 		if got := out.String(); got != strings.Join(want, "\n")+"\n" {
 			t.Errorf("%s\nwant\n%s", got, strings.Join(want, "\n"))
 		}

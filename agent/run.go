@@ -25,8 +25,11 @@ type Streams struct {
 // Run performs a build with settings that were checked, and returns the exit
 // code. The first word of the command line tells the supervisor from the worker.
 func Run(s *Settings, streams Streams) result.ExitCode {
-	if os.Args[0] == workerName {
+	switch os.Args[0] {
+	case workerName:
 		return work(s, streams)
+	case sweeperName:
+		return sweep(s, streams)
 	}
 	return supervise(s, streams)
 }

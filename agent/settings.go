@@ -65,6 +65,24 @@ type Settings struct {
 	destination *images.Destination
 }
 
+// once is a flag that has one value: a second one would silently win over the first.
+type once string
+
+// String implements pflag.Value.
+func (o *once) String() string { return string(*o) }
+
+// Set implements pflag.Value.
+func (o *once) Set(value string) error {
+	if *o != "" {
+		return fmt.Errorf("it is %q already, and takes one value", string(*o))
+	}
+	*o = once(value)
+	return nil
+}
+
+// Type implements pflag.Value.
+func (o *once) Type() string { return "string" }
+
 // The values of --retry-on.
 const (
 	retryAny       = "any"
@@ -96,9 +114,9 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 		}
 		return pflag.NormalizedName(name)
 	})
-	f.StringVarP(&s.Tag, "tag", "t", "", "`name` of the image")
+	f.VarP((*once)(&s.Tag), "tag", "t", "`name` of the image")
 	f.BoolVar(&s.Push, "push", false, "push the image to the registry in its name after the build")
-	f.StringVarP(&s.Output, "output", "o", "", "write the image to `TRANSPORT:PATH` (oci, oci-archive, docker-archive or dir) instead of a registry")
+	f.VarP((*once)(&s.Output), "output", "o", "write the image to `TRANSPORT:PATH` (oci, oci-archive, docker-archive or dir) instead of a registry")
 
 	f.StringVar(&s.AuthFile, "authfile", "", "`path` of the auth file for pull and push; read again at every attempt")
 	f.StringVar(&s.PullAuthFile, "pull-authfile", "", "`path` of the auth file for pull alone")
@@ -171,6 +189,18 @@ func (p *Problems) add(format string, args ...any) {
 	*p = append(*p, fmt.Errorf(format, args...))
 }
 
+// FindResult looks for where the result goes in a command line that could not be
+// understood.
+func (s *Settings) FindResult(args []string) {
+	for i, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--result="); ok {
+			s.Result = value
+		} else if arg == "--result" && i+1 < len(args) {
+			s.Result = args[i+1]
+		}
+	}
+}
+
 // ReadEnvironment sets each flag that was not given to what the environment says
 // of it. A list flag takes one value from each line of its variable.
 func (s *Settings) ReadEnvironment(environ []string) error {
@@ -181,7 +211,7 @@ func (s *Settings) ReadEnvironment(environ []string) error {
 		values[name] = value
 		if rest, ok := strings.CutPrefix(name, envPrefix); ok {
 			flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))
-			if f := s.flags.Lookup(flag); f == nil || Variable(f.Name) != name {
+			if f := s.flags.Lookup(flag); f == nil || Variable(f.Name) != name || flag == "help" {
 				problems.add("%s is set, but there is no such setting: remove it, or see `agent build --help` for the right name", name)
 			}
 		}
@@ -266,6 +296,9 @@ func (s *Settings) Check(args []string) error {
 			p.add("--platform %w", err)
 		}
 	}
+	if s.BuildID != "" && s.Format == "docker" {
+		p.add("--build-id needs --format oci: an image of the format docker has no annotations to carry it")
+	}
 	p = append(p, s.BuildSpec.Check()...)
 	if s.PullAuthFile == "" {
 		s.PullAuthFile = s.AuthFile
@@ -302,13 +335,8 @@ func (s *Settings) checkContext(args []string, p *Problems) {
 		return
 	}
 	s.Containerfile = path
-	if f, err := os.Open(path); err != nil {
+	if err := readable(path); err != nil {
 		p.add("the Containerfile cannot be read: %w", err)
-	} else if info, err := f.Stat(); err != nil || info.IsDir() {
-		p.add("the Containerfile %s is a directory", path)
-		_ = f.Close()
-	} else {
-		_ = f.Close()
 	}
 }
 
@@ -367,7 +395,11 @@ func (s *Settings) checkPaths(p *Problems) {
 		if f.path == "" {
 			continue
 		}
-		if err := readable(f.path); err != nil {
+		err := readable(f.path)
+		if err == nil && strings.HasSuffix(f.flag, "authfile") {
+			err = images.CheckAuthFile(f.path)
+		}
+		if err != nil {
 			p.add("--%s: %w", f.flag, err)
 		}
 	}
@@ -453,16 +485,23 @@ func exists(path string) bool {
 	return err == nil
 }
 
+// readable says why a path is not a file that can be read, and read again at the
+// next attempt.
 func readable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return fmt.Errorf("%s is a directory", path)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file, which could be read more than once", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.IsDir() {
-		return fmt.Errorf("%s is a directory", path)
-	}
-	return nil
+	return f.Close()
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

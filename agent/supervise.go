@@ -3,7 +3,6 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -30,8 +29,9 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 	r := newResult(s)
 	c := newConsole(streams.Err, s, newRedactor())
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(signals, stopSignals...)
 	defer signal.Stop(signals)
+	surviveClosedOutput()
 
 	w, results, err := startWorker(c)
 	if err != nil {
@@ -39,18 +39,34 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 		r.Conclude(e.Reason)
 		r.Message = e.Message
 		r.Attempts = []result.Attempt{{Phase: result.Prepare, N: 1, Of: 1, Class: e.Class, Error: e.Message}}
-	} else if got := watch(w, results, signals, s.Deadline); got.result != nil {
-		r = got.result
-		deliver(s, r, streams)
-		return result.ExitCode(r.ExitCode)
 	} else {
+		got := watch(w, results, signals, s.Deadline)
+		if got.result != nil {
+			r = got.result
+		}
+		if r.Outcome == "" {
+			sweepAfterWorker()
+		} else {
+			deliver(s, r, streams)
+			return result.ExitCode(r.ExitCode)
+		}
 		r.Conclude(got.reason)
 		r.Message = got.message
 	}
 	r.FinishedAt = time.Now().UTC()
-	explainFailure(c, r, "")
 	deliver(s, r, streams)
+	explainFailure(c, r, "")
 	return result.ExitCode(r.ExitCode)
+}
+
+// stopSignals are the signals that end a build.
+var stopSignals = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
+
+// surviveClosedOutput keeps the process alive when nobody reads its output any
+// more: the result is owed all the same. The signal is caught, not ignored, since
+// the steps would inherit that.
+func surviveClosedOutput() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
 // startWorker starts this program again with the same arguments. The results
@@ -86,8 +102,28 @@ func startWorker(c *console) (*images.Worker, *os.File, error) {
 	return w, read, nil
 }
 
-// end is how a worker ended: with a Result, or for a reason that is told from outside.
+// sweepTime is how long removing what a worker left may take; the result is owed.
+const sweepTime = time.Second
+
+// sweepAfterWorker removes what a worker left that was killed.
+func sweepAfterWorker() {
+	w, err := images.NewWorker(append([]string{sweeperName}, os.Args[1:]...)...)
+	if err != nil {
+		return
+	}
+	w.Cmd.Stderr = os.Stderr
+	if w.Start() != nil {
+		return
+	}
+	timer := time.AfterFunc(sweepTime, func() { _ = w.Cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = w.Wait()
+}
+
+// end is how a worker ended.
 type end struct {
+	// result is the last that the worker said, nil for nothing. Where it has no
+	// outcome, the worker came no further, and reason and message say why.
 	result  *result.Result
 	reason  result.Reason
 	message string
@@ -100,12 +136,15 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 	ended := make(chan error, 1)
 	delivered := make(chan *result.Result, 1)
 	go func() {
-		var r result.Result
-		if data, err := io.ReadAll(results); err == nil && json.Unmarshal(data, &r) == nil {
-			delivered <- &r
-		} else {
-			delivered <- nil
+		var last *result.Result
+		for decoder := json.NewDecoder(results); ; {
+			r := &result.Result{}
+			if decoder.Decode(r) != nil {
+				break
+			}
+			last = r
 		}
+		delivered <- last
 	}()
 	go func() { ended <- w.Wait() }()
 	orphans := time.NewTicker(time.Second)
@@ -115,7 +154,7 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 	if deadline > 0 {
 		late = time.After(deadline + grace)
 	}
-	killed := end{reason: result.ReasonDeadlineExceeded, message: fmt.Sprintf("the deadline of %v passed; the build did not end by itself within %v", deadline, grace)}
+	stopped := end{reason: result.ReasonDeadlineExceeded, message: fmt.Sprintf("the deadline of %v passed", deadline)}
 	stopping := false
 	for {
 		select {
@@ -123,11 +162,12 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 			if !stopping {
 				stopping = true
 				late = time.After(grace)
-				killed = end{reason: result.ReasonInterrupted, message: fmt.Sprintf("stopped by a signal (%v); the build did not end by itself within %v", sig, grace)}
+				stopped = end{reason: result.ReasonInterrupted, message: fmt.Sprintf("stopped by a signal (%v)", sig)}
 			}
 			_ = w.Cmd.Process.Signal(syscall.SIGTERM)
 		case <-late:
 			stopping = true
+			stopped.message += fmt.Sprintf("; the build did not end by itself within %v", grace)
 			killDescendants()
 			_ = w.Cmd.Process.Kill()
 		case <-orphans.C:
@@ -135,21 +175,21 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 		case err := <-ended:
 			killDescendants()
 			reapOrphans(0)
-			if r := <-delivered; r != nil {
-				return end{result: r}
+			got := end{reason: result.ReasonInternalError, message: fmt.Sprintf("the process that builds ended without a result: %v", err)}
+			switch {
+			case stopping:
+				got = stopped
+			case wasKilled(w):
+				got = end{reason: result.ReasonInterrupted, message: "somebody killed the process that builds (SIGKILL); the kernel does that when the memory limit is reached"}
 			}
-			if stopping {
-				return killed
-			}
-			return end{reason: result.ReasonInternalError, message: fmt.Sprintf("the process that builds ended without a result: %v%s", err, perhapsKilled(w))}
+			got.result = <-delivered
+			return got
 		}
 	}
 }
 
-// perhapsKilled explains an end that nothing in the agent asked for.
-func perhapsKilled(w *images.Worker) string {
-	if status, ok := w.Cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
-		return "; somebody killed it, most likely the kernel because the memory limit was reached"
-	}
-	return ""
+// wasKilled tells whether the worker was ended by a signal that it cannot catch.
+func wasKilled(w *images.Worker) bool {
+	status, ok := w.Cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }

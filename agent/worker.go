@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +16,24 @@ import (
 
 // workerName is the name by which a worker recognises itself.
 const workerName = "strata-worker"
+
+// sweeperName is the name of a worker that only removes what another one left.
+const sweeperName = "strata-sweeper"
+
+// sweep removes what a worker left that was killed: its containers, which may hold
+// copies of secrets, and its temporary files. Opening the store does it.
+func sweep(s *Settings, streams Streams) result.ExitCode {
+	s.LogLevel = "warn" // nobody asked for this; only that it failed is of interest
+	c := newConsole(streams.Err, s, newRedactor())
+	images.RouteLogs(c.log)
+	engine, err := images.Open(engineConfig(s, c))
+	if err != nil {
+		c.log.Warn("What the build left may still be in the store", "error", err)
+		return result.ExitFailed
+	}
+	engine.Close()
+	return result.ExitSucceeded
+}
 
 // resultFD is the descriptor on which a worker hands its Result to its supervisor.
 const resultFD = 3
@@ -39,17 +56,27 @@ func work(s *Settings, streams Streams) result.ExitCode {
 	}
 	c := newConsole(streams.Err, s, redact)
 	images.RouteLogs(c.log)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), stopSignals...)
 	defer stop()
+	surviveClosedOutput()
 	if err := images.PrivateMounts(); err != nil {
 		c.log.Debug("mounts of this build may be seen from outside", "error", err)
 	}
-	b := &build{settings: s, console: c}
+	results := json.NewEncoder(pipe)
+	b := &build{settings: s, console: c, begun: func(r *result.Result) {
+		if err := results.Encode(r); err != nil {
+			c.log.Debug("the supervisor does not listen", "error", err)
+		}
+	}}
 	r := b.run(ctx, userNS)
 	redactResult(r, c.redact)
 	if r.Outcome == result.Succeeded {
 		if b.digest != "" {
-			c.log.Info("Pushed", "image", r.Image, "digest", b.digest)
+			word := "Pushed"
+			if s.destination.Local() {
+				word = "Written"
+			}
+			c.log.Info(word, "image", r.Image, "digest", b.digest)
 		}
 		if b.imageID != "" && s.Result != "-" {
 			fmt.Fprintln(streams.Out, b.imageID)
@@ -57,7 +84,7 @@ func work(s *Settings, streams Streams) result.ExitCode {
 	} else {
 		explainFailure(c, r, b.output)
 	}
-	if err := json.NewEncoder(pipe).Encode(r); err != nil {
+	if err := results.Encode(r); err != nil {
 		c.log.Error("The result cannot be handed on", "error", err)
 		return result.ExitFailed
 	}

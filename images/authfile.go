@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"go.podman.io/buildah/pkg/parse"
 	"go.podman.io/image/v5/docker/reference"
 	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
 	"golang.org/x/sys/unix"
@@ -200,6 +202,53 @@ func (f *authFile) secrets() []string {
 		}
 	}
 	return all
+}
+
+// CheckAuthFile says why a file is not an auth file.
+func CheckAuthFile(path string) error {
+	_, err := readAuthFile(path)
+	return err
+}
+
+// DefaultAuthFiles are where containers/image looks for credentials when nothing
+// else is said (containers-auth.json(5)).
+func DefaultAuthFiles() []string {
+	files := []string{os.Getenv("REGISTRY_AUTH_FILE")}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		files = append(files, filepath.Join(dir, "containers/auth.json"))
+	}
+	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
+		files = append(files, filepath.Join(dir, "config.json"))
+	}
+	home := os.Getenv("HOME")
+	return append(files, fmt.Sprintf("/run/containers/%d/auth.json", os.Geteuid()), filepath.Join(home, ".config/containers/auth.json"),
+		filepath.Join(home, ".docker/config.json"), filepath.Join(home, ".dockercfg"))
+}
+
+// minSecretLine is the length in bytes below which a line of a build secret is not
+// taken for a secret by itself.
+const minSecretLine = 6
+
+// SecretValues returns what is in the secrets of a build: each as a whole, and each
+// line of it.
+func SecretValues(specs []string) (values []string) {
+	secrets, err := parse.Secrets(specs)
+	if err != nil {
+		return nil
+	}
+	for _, secret := range secrets {
+		data, err := secret.ResolveValue()
+		if err != nil {
+			continue
+		}
+		values = append(values, strings.TrimSpace(string(data)))
+		for line := range strings.Lines(string(data)) {
+			if line = strings.TrimSpace(line); len(line) >= minSecretLine {
+				values = append(values, line)
+			}
+		}
+	}
+	return values
 }
 
 // AuthSecrets returns the secret strings in an auth file: passwords, tokens and

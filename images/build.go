@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -77,6 +78,22 @@ func (c Compression) algorithm() (*compression.Algorithm, error) {
 	return &a, nil
 }
 
+// check says what is wrong with the level: gzip has 0 to 9, zstd 1 to 20 as
+// containers/image maps them.
+func (c Compression) check() error {
+	if c.Level == nil {
+		return nil
+	}
+	least, most := 0, 9
+	if strings.HasPrefix(c.Format, "zstd") {
+		least, most = 0, 20
+	}
+	if *c.Level < least || *c.Level > most {
+		return fmt.Errorf("%d is not between %d and %d", *c.Level, least, most)
+	}
+	return nil
+}
+
 // Check finds what is wrong with the specification before anything is fetched.
 // The errors are sentences that name the flag.
 func (s BuildSpec) Check() []error {
@@ -101,6 +118,23 @@ func (s BuildSpec) Check() []error {
 	add("cache-to", err)
 	_, _, err = clampUlimits(s.Ulimits)
 	add("ulimit", err)
+	add("compression-level", s.Compression.check())
+	for flag, pairs := range map[string][]string{"label": s.Labels, "annotation": s.Annotations} {
+		for _, pair := range pairs {
+			if name, _, _ := strings.Cut(pair, "="); name == "" {
+				add(flag, fmt.Errorf("%q has no name", pair))
+			}
+		}
+	}
+	for _, spec := range s.Secrets {
+		for field := range strings.SplitSeq(spec, ",") {
+			if name, ok := strings.CutPrefix(field, "env="); ok {
+				if _, set := os.LookupEnv(name); !set {
+					add("secret", fmt.Errorf("%q: the variable %s is not set", spec, name))
+				}
+			}
+		}
+	}
 	return errs
 }
 
@@ -113,7 +147,10 @@ func (s BuildSpec) contexts() (map[string]*define.AdditionalBuildContext, error)
 		}
 		c, err := parse.GetAdditionalBuildContext(value)
 		if err == nil && !c.IsImage && !c.IsURL {
-			_, err = os.Stat(c.Value)
+			var info os.FileInfo
+			if info, err = os.Stat(c.Value); err == nil && !info.IsDir() {
+				err = errors.New("it is not a directory")
+			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", spec, err)
@@ -168,29 +205,42 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	lines := e.config.Output.Lines()
 	defer lines.Close()
 	steps := newStepTracker(file, lines)
-	options, err := e.buildOptions(spec)
+	options, err := e.buildOptions(spec, file)
 	if err != nil {
 		return "", err
 	}
 	stdout, stderr := steps.output(lines), steps.output(lines)
 	options.Log = steps.log
 	options.Out, options.Err = stdout, stderr
+	steps.remark = e.remark
 	options.ReportWriter = e.reportWriter(lines)
 
 	id, _, err = imagebuildah.BuildDockerfiles(ctx, e.store, options, spec.Containerfile)
-	_, _ = stdout.Close(), stderr.Close()
+	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
-		return "", e.buildError(ctx, err, spec, steps)
+		return "", e.buildError(ctx, err, spec, steps, signal)
 	}
 	return id, nil
 }
 
-func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
+// remark logs what a logger of buildah's said beside the output of the steps.
+func (e *Engine) remark(level, message string) {
+	if text, err := strconv.Unquote(message); err == nil {
+		message = text
+	}
+	if level == "debug" || level == "info" {
+		e.log.Debug(message)
+		return
+	}
+	e.log.Warn(message) // an error of which it is more than a remark is returned, too
+}
+
+func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.BuildOptions, error) {
 	ulimits, warnings, err := clampUlimits(spec.Ulimits)
 	if err != nil {
 		return define.BuildOptions{}, invalid("--ulimit", err)
 	}
-	if len(warnings) > 0 && !e.warned {
+	if len(warnings) > 0 && !e.warned && file.runs() {
 		e.warned = true
 		e.log.Warn("RUN steps get lower limits than asked for, since this process may not raise its own (no CAP_SYS_RESOURCE): " + strings.Join(warnings, ", "))
 	}
@@ -241,6 +291,7 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 		Compression:             archive.Gzip,
 		CompressionFormat:       algorithm,
 		CompressionLevel:        spec.Compression.Level,
+		ContainerSuffix:         e.owner(),
 		ContextDirectory:        spec.Context,
 		ForceRmIntermediateCtrs: true,
 		Isolation:               e.isolation.value,
@@ -269,8 +320,9 @@ func (e *Engine) buildOptions(spec BuildSpec) (define.BuildOptions, error) {
 	return options, nil
 }
 
-// buildError makes the Error of a failed build.
-func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker) error {
+// buildError makes the Error of a failed build. signal is that which ended the
+// step, empty for none.
+func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker, signal string) error {
 	step := steps.failed(err)
 	failed := &Error{Step: step, Err: err}
 	v := classify(ctx, err, pulling)
@@ -280,7 +332,7 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		instruction, _, _ = strings.Cut(strings.ToUpper(strings.TrimSpace(step.Instruction)), " ")
 	}
 	cause, atStep := stepCause(err)
-	text := oneLine(cause.Error())
+	text := plainCause(oneLine(cause.Error()))
 	status := commandStatus(err)
 	switch {
 	case v.class == result.ClassInterrupted:
@@ -289,18 +341,29 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 	case status != 0 && instruction == "RUN":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonStepFailed
 		failed.RunExitCode = status
-		failed.Output = steps.tail.text()
 		failed.Message = fmt.Sprintf("%s: exited %d", at, status)
-		if last := steps.tail.last(); last != "" {
-			failed.Message += ": " + last
+		if signal != "" {
+			failed.Message = fmt.Sprintf("%s: ended by a signal (%s)", at, signal)
 		}
-		if strings.Contains(failed.Output, "exec format error") {
+		if spec.Jobs == 1 { // else the end of the output may be that of another stage
+			failed.Output = steps.tail.text()
+		}
+		if last := steps.tail.last(); last != "" && failed.Output != "" {
+			failed.Message += ": " + oneLine(last)
+		}
+		if wrongFormat.MatchString(failed.Output) {
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
 		}
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
+	case strings.Contains(text, "mounting an overlay over build context directory"):
+		failed.Class, failed.Reason = result.ClassSandbox, result.ReasonUserNamespaceUnavailable
+		failed.Message = "this sandbox cannot build: " + text
+	case instruction == "FROM" && strings.Contains(text, "no such file or directory"):
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonBaseImageNotFound
+		failed.Message = at + ": there is no such file or directory"
 	case v.reason != result.ReasonPullFailed && (instruction != "ADD" || v.class != result.ClassInput):
 		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
 		if failed.Host = requestHost(err); failed.Host == "" && instruction == "ADD" {
@@ -323,12 +386,23 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 	return failed
 }
 
+// wrongFormat is what buildah says of a step whose program it could not start.
+var wrongFormat = regexp.MustCompile(`(?m)^process failed to start with error: fork/exec .*: exec format error`)
+
+// maxInstruction is how much of an instruction a message quotes, in bytes: the cause
+// comes behind it, and is what matters.
+const maxInstruction = 240
+
 func describeStep(step *result.Step, containerfile string) string {
 	at := fmt.Sprintf("step %d/%d of stage %s", step.Number, step.Of, step.Stage)
 	if step.Line > 0 {
 		at += fmt.Sprintf(" (%s, line %d)", containerfile, step.Line)
 	}
-	return at + ": " + oneLine(step.Instruction)
+	text := oneLine(step.Instruction)
+	if len(text) > maxInstruction {
+		text = strings.ToValidUTF8(text[:maxInstruction], "") + " …"
+	}
+	return at + ": " + text
 }
 
 // stepCause returns what went wrong in a step, without buildah's mention of the
@@ -343,6 +417,12 @@ func stepCause(err error) (cause error, atStep bool) {
 	}
 	return err, false
 }
+
+// internals are Go structures that buildah prints into its errors.
+var internals = regexp.MustCompile(`error during bulk transfer for copier\.request\{.*\}: |committing container for step \{.*?\}: |for step \{.*?\}`)
+
+// plainCause leaves out of an error what only a developer of buildah understands.
+func plainCause(text string) string { return internals.ReplaceAllString(text, "") }
 
 // quotedURL finds the URL that buildah names in the error of an ADD.
 var quotedURL = regexp.MustCompile(`"(https?://[^"]+)"`)

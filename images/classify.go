@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/docker/distribution/registry/api/errcode"
 	"go.podman.io/image/v5/docker"
@@ -118,6 +119,11 @@ var rules = []rule{
 		return v, true
 	}},
 	{"no space left, as text", textRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC.Error(), syscall.EDQUOT.Error())},
+	{"auth file", func(err error, d direction) (verdict, bool) {
+		v := statusVerdict(http.StatusUnauthorized, d)
+		v.status = 0
+		return v, strings.Contains(err.Error(), "getting username and password: ")
+	}},
 	{"image not in the store", func(err error, d direction) (verdict, bool) {
 		return verdict{class: result.ClassInput, reason: result.ReasonBaseImageNotFound}, d == pulling && errors.Is(err, storage.ErrImageUnknown)
 	}},
@@ -385,8 +391,21 @@ func requestHost(err error) string {
 	return ""
 }
 
-// oneLine folds white space, so that an error of several lines is one sentence.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+// address finds what a URL has beside the place: who asks, and what he may.
+var address = regexp.MustCompile(`(https?://)(?:[^/\s"'@]*@)?([^\s"'?]*)(\?[^\s"']*)?`)
+
+// oneLine makes one sentence of an error: white space is folded, what would steer a
+// terminal is left out, and so is what a URL has beside its place, where registries
+// put signatures and passwords.
+func oneLine(s string) string {
+	s = strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) && !unicode.IsSpace(c) {
+			return -1
+		}
+		return c
+	}, s)
+	return address.ReplaceAllString(strings.Join(strings.Fields(s), " "), "$1$2")
+}
 
 // commandStatus is the exit status of the command that err is about, 0 when it
 // is about none.

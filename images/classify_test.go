@@ -188,7 +188,11 @@ func TestStatusOfAPush(t *testing.T) {
 			for _, b := range bodies {
 				t.Run(fmt.Sprintf("%s %d %s", u.name, s.status, b.name), func(t *testing.T) {
 					c.hub.failing(u.method, u.path, answer(s.status, b.mime, b.body))
-					wantMeaning(t, c.push(t, c.hub.host+"/os/layered:1"), s.pushed, s.pushing, s.status, c.hub.host)
+					class, reason := s.pushed, s.pushing
+					if s.status == http.StatusNotFound && (u.name == "blob PATCH" || u.name == "blob PUT") {
+						class, reason = result.ClassTransient, result.ReasonRegistryUnavailable // the upload was lost
+					}
+					wantMeaning(t, c.push(t, c.hub.host+"/os/layered:1"), class, reason, s.status, c.hub.host)
 				})
 			}
 		}

@@ -42,6 +42,18 @@ type Base struct {
 	From bool
 }
 
+// runs tells whether the Containerfile has a RUN step.
+func (c *Containerfile) runs() bool {
+	for _, s := range c.stages {
+		for _, step := range s.steps {
+			if word, _, _ := strings.Cut(step.Instruction, " "); strings.EqualFold(word, command.Run) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // stage is one stage that will be built.
 type stage struct {
 	name  string
@@ -137,6 +149,11 @@ func checkInstruction(node *parser.Node) error {
 	if strings.EqualFold(node.Value, command.From) && node.Next == nil {
 		return errors.New("FROM needs the name of an image")
 	}
+	if strings.EqualFold(node.Value, command.Run) {
+		if size := commandSize(node); size > maxArgument {
+			return fmt.Errorf("the command has %d bytes, but the kernel takes at most %d: put it into a file of the build context", size, maxArgument)
+		}
+	}
 	if strings.Contains(node.Original, "$") {
 		return nil
 	}
@@ -147,6 +164,24 @@ func checkInstruction(node *parser.Node) error {
 		return err
 	}
 	return b.Run(step, imagebuilder.NoopExecutor, true)
+}
+
+// maxArgument is how long an argument of a program may be, in bytes (execve(2),
+// MAX_ARG_STRLEN, less the NUL behind it). A longer one makes buildah wait for ever.
+const maxArgument = 128<<10 - 1
+
+// commandSize is the length of the longest argument of a RUN step.
+func commandSize(node *parser.Node) int {
+	size := 0
+	for arg := node.Next; arg != nil; arg = arg.Next {
+		size = max(size, len(arg.Value))
+	}
+	for _, doc := range node.Heredocs {
+		if !strings.HasPrefix(strings.TrimLeft(doc.Content, "\n"), "#!") { // else it is a file
+			size = max(size, len(doc.Content))
+		}
+	}
+	return size
 }
 
 // errorLine finds the line at which the instruction begins that the parser stopped
@@ -222,6 +257,9 @@ func (c *collector) use(index int, node *parser.Node, name string) error {
 				return c.need(i)
 			}
 		}
+	}
+	if name == "" && from {
+		return syntaxError(c.path, node.StartLine, fmt.Errorf("%s names no image: its variables are empty", node.Original))
 	}
 	if name == "" || name == buildah.BaseImageFakeName {
 		return nil

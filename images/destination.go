@@ -49,7 +49,7 @@ func (e *Engine) connect(ctx context.Context, ref reference.Named, authFile stri
 	}
 	auth, err := dockerconfig.GetCredentialsForRef(sys, ref)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("getting username and password: %w", err)
 	}
 	if host == "docker.io" {
 		host = "registry-1.docker.io" // the name of the service behind the name

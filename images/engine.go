@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -62,6 +64,7 @@ type Engine struct {
 	store      storage.Store
 	sys        types.SystemContext // a template: operations change copies
 	tmp        string
+	lock       *os.File // held as long as the build lives
 	isolation  isolation
 	warned     bool   // that limits were lowered
 	withheld   bool   // a proxy with a password, from build arguments
@@ -102,6 +105,7 @@ func (e *Engine) open() error {
 		e.log.Warn("the store uses vfs, which copies every layer in full: a build of many layers is slow and needs several times the space of the image",
 			"store", e.store.GraphRoot())
 	}
+	e.sweep()
 	if e.isolation, err = parseIsolation(e.config.Isolation); err != nil {
 		return err
 	}
@@ -136,9 +140,19 @@ func (e *Engine) Close() {
 		removeTemp(e.tmp, e.log)
 		e.tmp = ""
 	}
+	if e.lock != nil {
+		_ = e.lock.Close()
+		e.lock = nil
+	}
 }
 
 func unavailable(what string, err error) error {
+	if text := err.Error(); strings.Contains(text, syscall.ENOSPC.Error()) || strings.Contains(text, syscall.EDQUOT.Error()) {
+		return &Error{
+			Reason: result.ReasonNoSpace, Class: result.ClassResource,
+			Message: fmt.Sprintf("%s: %v", what, err), Err: err,
+		}
+	}
 	return &Error{
 		Reason: result.ReasonStorageUnavailable, Class: result.ClassSandbox,
 		Message: fmt.Sprintf("%s: %v", what, err), Err: err,
@@ -178,6 +192,9 @@ func storeOptions(config Config) (storage.StoreOptions, error) {
 	return options, nil
 }
 
+// tempPrefix begins the name of each build's directory of temporary files.
+const tempPrefix = "strata-"
+
 // makeTemp makes a directory for the temporary files of this build: in TMPDIR
 // when that is set, else beside the store, where there is room for layers and
 // where an overlay over the build context can be mounted. The libraries take it
@@ -189,7 +206,10 @@ func (e *Engine) makeTemp(graphRoot string) error {
 	}
 	err := os.MkdirAll(parent, 0o700)
 	if err == nil {
-		e.tmp, err = os.MkdirTemp(parent, "strata-")
+		e.tmp, err = os.MkdirTemp(parent, tempPrefix)
+	}
+	if err == nil {
+		err = e.own()
 	}
 	if err == nil {
 		err = os.Setenv("TMPDIR", e.tmp)

@@ -3,6 +3,8 @@ package images
 import (
 	"context"
 	"errors"
+	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/strata-build/strata/agent/result"
@@ -47,6 +49,15 @@ func AsError(err error) *Error {
 		return e
 	}
 	return &Error{Reason: result.ReasonInternalError, Message: err.Error(), Err: err}
+}
+
+// FileError is the error of a file of the machine that cannot be written.
+func FileError(what string, err error) *Error {
+	e := &Error{Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox, Message: fmt.Sprintf("%s: %v", what, err), Err: err}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		e.Reason, e.Class = result.ReasonNoSpace, result.ClassResource
+	}
+	return e
 }
 
 // Stopped is the error of work that ctx ended: Interrupted, or DeadlineExceeded.

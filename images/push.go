@@ -22,6 +22,7 @@ import (
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/transports/alltransports"
 	"go.podman.io/image/v5/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -78,7 +79,7 @@ func OutputDestination(spec string) (*Destination, error) {
 	if i := strings.IndexByte(rest, ':'); i >= 0 && transport != "dir" {
 		path, suffix = rest[:i], rest[i:]
 	}
-	if path == "" {
+	if path = strings.TrimRight(path, "/"); path == "" {
 		return nil, fmt.Errorf("%q names no path", spec)
 	}
 	if _, err := os.Lstat(path); err == nil {
@@ -93,6 +94,13 @@ func OutputDestination(spec string) (*Destination, error) {
 	}
 	d := &Destination{Name: spec, path: absolute(path), forgetsManifest: transport == "docker-archive"}
 	d.partial = fmt.Sprintf("%s.partial-%d", d.path, os.Getpid())
+	// Whether it can be written to is found out by trying.
+	if err := os.Mkdir(d.partial, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(d.partial); err != nil {
+		return nil, err
+	}
 	d.open = func(path string) (types.ImageReference, error) {
 		return alltransports.ParseImageName(transport + ":" + path + suffix)
 	}
@@ -190,7 +198,8 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		d.config = pushed.ConfigInfo().Digest
 		outcome.sent = written
-		if err := os.Rename(d.partial, d.path); err != nil {
+		// What came to be at the path in the meantime is not written over.
+		if err := unix.Renameat2(unix.AT_FDCWD, d.partial, unix.AT_FDCWD, d.path, unix.RENAME_NOREPLACE); err != nil {
 			return "", 0, fail(err)
 		}
 	}
@@ -222,7 +231,7 @@ func (e *Engine) Verify(ctx context.Context, d *Destination, want, authFile stri
 	}
 	if got == "" {
 		return &Error{
-			Reason: result.ReasonDigestMismatch, Class: result.ClassTransient, Host: d.host, Status: http.StatusNotFound,
+			Reason: result.ReasonPushFailed, Class: result.ClassTransient, Host: d.host, Status: http.StatusNotFound,
 			Message: fmt.Sprintf("verifying %s failed: %s has nothing under %s, which was pushed", d.Name, d.host, want),
 		}
 	}

@@ -275,7 +275,7 @@ func TestVerify(t *testing.T) {
 		reason result.Reason
 		status int
 	}{
-		{"the registry lost it", answer(404, "text/plain", ""), result.ClassTransient, result.ReasonDigestMismatch, 404},
+		{"the registry lost it", answer(404, "text/plain", ""), result.ClassTransient, result.ReasonPushFailed, 404},
 		{"the registry is down", answer(503, "text/plain", ""), result.ClassTransient, result.ReasonRegistryUnavailable, 503},
 		{"the credentials may not read", answer(401, "text/plain", ""), result.ClassAuth, result.ReasonPushUnauthorized, 401},
 		{"the connection breaks", hangUp, result.ClassTransient, result.ReasonRegistryUnavailable, 0},

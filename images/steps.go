@@ -16,8 +16,10 @@ import (
 // stepTracker follows a build through its steps. It prints each as buildah does,
 // and knows at which step of the Containerfile a build that failed was.
 type stepTracker struct {
-	out  io.Writer
-	tail tail
+	out io.Writer
+	// remark is told of what a logger of buildah's says, at its level.
+	remark func(level, message string)
+	tail   tail
 
 	mu      sync.Mutex
 	stages  []*stageProgress
@@ -34,7 +36,7 @@ type stageProgress struct {
 }
 
 func newStepTracker(file *Containerfile, out io.Writer) *stepTracker {
-	t := &stepTracker{out: out}
+	t := &stepTracker{out: out, remark: func(string, string) {}}
 	for i, s := range file.stages {
 		t.stages = append(t.stages, &stageProgress{stage: s, index: i})
 	}
@@ -152,30 +154,40 @@ func (t *stepTracker) failed(err error) *result.Step {
 	return &step
 }
 
-// output returns a writer for what a step writes: it passes it on to out by
-// whole lines, and keeps the end.
-func (t *stepTracker) output(out io.Writer) io.WriteCloser {
-	return &stepOutput{out: out, tail: &t.tail}
+// output returns a writer for what a step writes: it passes it on to out, and keeps
+// the end.
+func (t *stepTracker) output(out io.Writer) *stepOutput {
+	return &stepOutput{out: out, tracker: t}
 }
 
-// exitNotice is what buildah's helper processes write behind the output of a
-// step that failed, each of them: its exit status, which is reported anyway.
-var exitNotice = regexp.MustCompile(`(subprocess exited (with status \d+|on [^:]+)|process exited with error: exec: not started)$`)
+// exitNotice is what buildah's helper processes write behind the output of a step
+// that failed, each of them: its exit status, which is reported anyway, or the
+// signal that ended it, which is known from nowhere else. The step may have left the
+// line before without an end.
+var exitNotice = regexp.MustCompile(`(?:subprocess exited (?:with status \d+|on ([^:]+))|process exited with error: exec: not started)$`)
 
 // stepEnd is what buildah writes after a step, behind a line that the step may
 // have left without an end.
 var stepEnd = regexp.MustCompile(`--> ([0-9a-f]{12}|Using cache [0-9a-f]{64}|Pushing cache \[.*|Cache pulled from remote .*)$`)
 
+// loggerLine is a line of a logger of buildah's own, between the output of steps.
+var loggerLine = regexp.MustCompile(`^time="[^"]*" level=(\w+) msg=("(?:[^"\\]|\\.)*"|\S+)`)
+
 // maxOutputLine is the length in bytes at which a line that does not end is passed
 // on.
 const maxOutputLine = 64 << 10
 
+// stepOutput is what one of the streams of the steps is written to.
 type stepOutput struct {
-	out  io.Writer
-	tail *tail
+	out     io.Writer
+	tracker *stepTracker
 
-	mu  sync.Mutex
-	buf []byte
+	mu   sync.Mutex
+	buf  []byte
+	pass bytes.Buffer // what goes out with this write
+	// held are lines that end in a notice; whether that is buildah's, or of the step
+	// itself, shows when the step goes on or the build ends.
+	held []string
 }
 
 // Write implements io.Writer.
@@ -185,40 +197,87 @@ func (o *stepOutput) Write(p []byte) (int, error) {
 	o.buf = append(o.buf, p...)
 	for {
 		i := bytes.IndexByte(o.buf, '\n')
-		if i < 0 && len(o.buf) >= maxOutputLine {
-			o.line(o.buf)
-			o.buf = nil
-		}
 		if i < 0 {
-			return len(p), nil
+			break
 		}
-		line := o.buf[:i]
+		o.take(string(o.buf[:i]))
 		o.buf = o.buf[i+1:]
-		if notice := exitNotice.FindIndex(line); notice != nil {
-			if line = line[:notice[0]]; len(line) == 0 {
-				continue
-			}
-		}
-		if end := stepEnd.FindIndex(line); end != nil && end[0] > 0 {
-			o.line(line[:end[0]])
-			line = line[end[0]:]
-		}
+	}
+	if len(o.buf) >= maxOutputLine { // what it is the beginning of is not known yet
+		o.release()
+		o.tracker.tail.add(string(o.buf))
+		o.pass.Write(o.buf)
+		o.buf = nil
+	}
+	return len(p), o.flush()
+}
+
+// take decides what becomes of a line.
+func (o *stepOutput) take(line string) {
+	if exitNotice.MatchString(line) {
+		o.held = append(o.held, line)
+		return
+	}
+	o.release()
+	if m := loggerLine.FindStringSubmatch(line); m != nil {
+		o.tracker.remark(m[1], m[2])
+		return
+	}
+	if end := stepEnd.FindStringIndex(line); end != nil && end[0] > 0 {
+		o.line(line[:end[0]])
+		line = line[end[0]:]
+	}
+	o.line(line)
+}
+
+// release passes on lines that turned out to be of the step.
+func (o *stepOutput) release() {
+	for _, line := range o.held {
 		o.line(line)
 	}
+	o.held = nil
 }
 
-func (o *stepOutput) line(line []byte) {
-	o.tail.add(string(line))
-	fmt.Fprintf(o.out, "%s\n", line)
+func (o *stepOutput) line(line string) {
+	o.tracker.tail.add(line)
+	o.pass.WriteString(line)
+	o.pass.WriteByte('\n')
 }
 
-// Close writes a line that did not end.
-func (o *stepOutput) Close() error {
-	if len(o.buf) == 0 {
+func (o *stepOutput) flush() error {
+	defer o.pass.Reset()
+	if o.pass.Len() == 0 {
 		return nil
 	}
-	_, err := o.Write([]byte{'\n'})
+	_, err := o.out.Write(o.pass.Bytes())
 	return err
+}
+
+// end writes what was not written yet. When the build failed, notices at the end are
+// buildah's, and signal is that which ended the step, empty for none.
+func (o *stepOutput) end(failed bool) (signal string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.buf) > 0 {
+		line := string(o.buf)
+		o.buf = nil
+		o.take(line)
+	}
+	if failed {
+		for _, line := range o.held {
+			m := exitNotice.FindStringSubmatchIndex(line)
+			if m[2] >= 0 {
+				signal = line[m[2]:m[3]]
+			}
+			if m[0] > 0 {
+				o.line(line[:m[0]])
+			}
+		}
+		o.held = nil
+	}
+	o.release()
+	_ = o.flush()
+	return signal
 }
 
 // How much of a step's output is kept for the report of its failure: lines, and

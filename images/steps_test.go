@@ -212,7 +212,7 @@ func TestStepsOfAStageThatIsNotKnown(t *testing.T) {
 func stepWriter() (*stepTracker, *stepOutput, *record) {
 	tracker := newStepTracker(&Containerfile{}, &record{})
 	out := &record{}
-	return tracker, tracker.output(out).(*stepOutput), out
+	return tracker, tracker.output(out), out
 }
 
 func TestOutputOfAStep(t *testing.T) {
@@ -248,9 +248,7 @@ func TestOutputOfAStep(t *testing.T) {
 					t.Fatalf("wrote %d of %d bytes: %v", n, len(text), err)
 				}
 			}
-			if err := w.Close(); err != nil {
-				t.Fatal(err)
-			}
+			w.end(true)
 			if out.String() != s.out {
 				t.Errorf("passed on %q, want %q", out.String(), s.out)
 			}
@@ -283,7 +281,7 @@ func TestOutputOfSeveralWriters(t *testing.T) {
 				_, _ = w.Write([]byte(text[:8]))
 				_, _ = w.Write([]byte(text[8:]))
 			}
-			_ = w.Close()
+			w.end(false)
 		})
 	}
 	writers.Wait()
@@ -340,7 +338,7 @@ func TestTailIsBoundedInBytes(t *testing.T) {
 	if held := len(w.buf); held > 64<<10 {
 		t.Errorf("%d bytes of an unfinished line are held back", held)
 	}
-	_ = w.Close()
+	w.end(false)
 	if kept := len(tracker.tail.text()); kept > 64<<10 {
 		t.Errorf("%d bytes are kept for a message", kept)
 	}

@@ -35,6 +35,21 @@ const (
 	ExitInterrupted ExitCode = 143
 )
 
+// Exit is the exit code of a failure of the class, that of InternalError for none.
+func (c Class) Exit() ExitCode {
+	switch c {
+	case ClassTransient:
+		return ExitUnavailable
+	case ClassSandbox:
+		return ExitSandbox
+	case ClassResource:
+		return ExitResource
+	case ClassInterrupted:
+		return ExitInterrupted
+	}
+	return ExitFailed
+}
+
 // ExitCodeDoc documents one exit code.
 type ExitCodeDoc struct {
 	Code    ExitCode

@@ -6,6 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
 )
 
 // TerminationLog is where Kubernetes looks for the termination message of a
@@ -17,6 +20,9 @@ const TerminationLog = "/dev/termination-log"
 // replaced (the termination log is a mount, /dev/stderr a pipe) is written to
 // with a single write.
 func Write(path string, data []byte) error {
+	if isDescriptor(path) {
+		return write(path, os.O_APPEND, data)
+	}
 	target := path
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		target = resolved
@@ -28,14 +34,26 @@ func Write(path string, data []byte) error {
 	case err == nil && info.IsDir():
 		return fmt.Errorf("%s is a directory", path)
 	case err == nil && !info.Mode().IsRegular():
-		return writeInPlace(target, data)
+		return write(target, syscall.O_NONBLOCK, data) // a pipe that nobody reads is an error
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	if replace(target, data) == nil {
-		return nil
+	err = replace(target, data)
+	if err == nil || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return err // what is there already is kept rather than cut short
 	}
 	return writeInPlace(target, data)
+}
+
+// isDescriptor tells whether a path names a descriptor of this process. Behind it
+// may be a file that others write to, too: nothing of it may go.
+func isDescriptor(path string) bool {
+	for _, prefix := range []string{"/dev/std", "/dev/fd/", "/proc/self/fd/"} {
+		if strings.HasPrefix(path, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 func replace(path string, data []byte) (err error) {
@@ -56,10 +74,25 @@ func replace(path string, data []byte) (err error) {
 }
 
 func writeInPlace(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|os.O_CREATE, 0o644) //nolint:gosec // a result is for others to read
+	return write(path, os.O_TRUNC|os.O_CREATE, data)
+}
+
+// pipeTime is how long a pipe may be without a reader.
+const pipeTime = time.Second
+
+func write(path string, flags int, data []byte) error {
+	f, err := open(path, flags)
+	for start := time.Now(); errors.Is(err, syscall.ENXIO) && time.Since(start) < pipeTime; {
+		<-time.After(10 * time.Millisecond) // nobody reads the pipe yet
+		f, err = open(path, flags)
+	}
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
+}
+
+func open(path string, flags int) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|flags, 0o644) //nolint:gosec // a result is for others to read
 }

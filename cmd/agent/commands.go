@@ -20,6 +20,7 @@ func execute(args []string, streams agent.Streams) result.ExitCode {
 		Short:         "Build an image from a Containerfile and push it, with retries and a result",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       agent.Version(),
 	}
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
@@ -65,7 +66,8 @@ underscores for dashes; flags win. A list flag takes one value from each line.`,
 		*code = agent.Run(settings, streams)
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		_ = settings.ReadEnvironment(os.Environ()) // where the result goes may be said there
+		settings.FindResult(os.Args) // flags behind the bad one were not read
+		_ = settings.ReadEnvironment(os.Environ())
 		*code = agent.Refuse(settings, fmt.Errorf("%w; see `agent build --help`", err), streams)
 		return errRefused
 	})

@@ -206,7 +206,7 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	// again, is touched.
 	waiting := http.Header{"Content-Type": {"application/octet-stream"}, "Expect": {"100-continue"}}
 	if resp, err = c.do(ctx, http.MethodPatch, target.String(), waiting, stream, size, http.StatusAccepted, http.StatusNoContent); err != nil {
-		return "", counted.n, err
+		return "", counted.n, lostUpload(err)
 	}
 	_ = resp.Body.Close()
 	if next, err := resp.Location(); err == nil {
@@ -220,9 +220,20 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	query.Set("digest", got.String())
 	target.RawQuery = query.Encode()
 	if resp, err = c.do(ctx, http.MethodPut, target.String(), header, nil, 0, http.StatusCreated, http.StatusNoContent); err != nil {
-		return "", counted.n, err
+		return "", counted.n, lostUpload(err)
 	}
 	return got, counted.n, resp.Body.Close()
+}
+
+// lostUpload gives an answer that means that an upload is not known any more, and
+// does not say so in the words of the specification, the code that does.
+func lostUpload(err error) error {
+	var answer *Error
+	if errors.As(err, &answer) && answer.Code == "" &&
+		(answer.Status == http.StatusNotFound || answer.Status == http.StatusRequestedRangeNotSatisfiable) {
+		answer.Code = "BLOB_UPLOAD_UNKNOWN"
+	}
+	return err
 }
 
 // PutManifest puts a manifest under a tag or digest.

@@ -172,3 +172,48 @@ func TestB10StandardInputIsNotEaten(t *testing.T) {
 		t.Errorf("the parent reads %q afterwards (%v)", rest, err)
 	}
 }
+
+// TestOutputOfStepsIsTheirs: text that looks like buildah's, or the agent's own, is
+// passed on, and decides nothing.
+func TestOutputOfStepsIsTheirs(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1",
+		"RUN echo 'keep me subprocess exited with status 3'; echo 'subprocess exited on SIGTERM'; echo 'STEP 9/9: RUN evil'; echo 'Retry 1/3 exited 1, retrying...'; echo end",
+		"RUN echo 'exec format error'; exit 9")
+	o := l.build("--max-retries", "1")
+	o.wantFailure(t, result.ReasonStepFailed, "exited 9: exec format error", "step 3/3")
+	for _, line := range []string{"keep me subprocess exited with status 3\n", "subprocess exited on SIGTERM\n", "end\n"} {
+		o.wantLine(t, line)
+	}
+
+	l.containerfile("FROM HOST/base/busy:1", "RUN kill -9 $$")
+	l.build("--max-retries", "1").wantFailure(t, result.ReasonStepFailed, "ended by a signal (killed)")
+}
+
+func TestFailureOfOneOfSeveralJobs(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1 AS a", "RUN sleep 1; echo real cause >&2; exit 42",
+		"FROM HOST/base/busy:1 AS b", "RUN for i in 1 2 3 4 5 6 7 8 9; do echo noise $i; sleep 0.3; done",
+		"FROM scratch", "COPY --from=a /bin/sh /a", "COPY --from=b /bin/sh /b")
+	o := l.build("--max-retries", "1", "--jobs", "4")
+	o.wantFailure(t, result.ReasonStepFailed, "stage a", "line 2", "exited 42")
+	if strings.Contains(o.result.Message, "noise") {
+		t.Errorf("the output of another stage is blamed: %s", o.result.Message)
+	}
+}
+
+func TestCommandThatIsTooLong(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo "+strings.Repeat("a", 200000)+" >/dev/null")
+	l.build("--retry-on", "transient").wantFailure(t, result.ReasonContainerfileInvalid, "line 2", "131071")
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo "+strings.Repeat("a", 120000)+" >/dev/null")
+	l.build().wantSuccess(t)
+}
+
+func TestNameThatIsEmpty(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("ARG BASE", "FROM $BASE")
+	l.build("--retry-on", "transient").wantFailure(t, result.ReasonContainerfileInvalid, "line 2", "empty")
+	l.containerfile("FROM oci:/no/such/layout")
+	l.build("--retry-on", "transient").wantFailure(t, result.ReasonBaseImageNotFound, "/no/such/layout")
+}

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -199,19 +200,47 @@ func TestDeadline(t *testing.T) {
 func TestR05ResultOfAWorkerThatWasKilled(t *testing.T) {
 	l := newLab(t).withBusy()
 	l.mkdir("counter")
-	l.containerfile("FROM HOST/base/busy:1", "RUN echo x > /counter/runs; sleep 63")
-	cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter")
+	l.containerfile("FROM HOST/base/busy:1", "RUN --mount=type=secret,id=a cat /run/secrets/a > /dev/null; echo x > /counter/runs; sleep 63")
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("the-build-secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter", "--secret", "id=a,src="+secret)
 	waitFor(t, func() bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 })
 	killChild(t, cmd.Process.Pid)
 	o := done(cmd.Wait())
-	if o.code != 1 || o.result == nil || o.result.Reason != result.ReasonInternalError || !strings.Contains(o.result.Message, "killed") {
+	if o.code != 143 || o.result == nil || o.result.Reason != result.ReasonInterrupted || o.result.Phase != result.Build || !strings.Contains(o.result.Message, "killed") {
 		t.Errorf("exit %d, result %+v", o.code, o.result)
+	}
+	if left := l.grep("the-build-secret"); len(left) != 0 {
+		t.Errorf("the secret is left in %v", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(l.dir, "store/tmp/*")); len(left) != 0 {
+		t.Errorf("temporary files are left: %v", left)
 	}
 	if left := processesWith(t, l.dir, "sleep\x0063"); len(left) != 0 {
 		t.Errorf("processes are left: %v", left)
 	}
 	l.containerfile("FROM HOST/base/busy:1", "RUN true")
 	l.build().wantSuccess(t) // the store is as good as before
+}
+
+// grep lists the files below the lab's directory that hold the text.
+func (l *lab) grep(text string) (found []string) {
+	l.t.Helper()
+	err := filepath.WalkDir(l.dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil //nolint:nilerr // what went away meanwhile holds nothing
+		}
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), text) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return found
 }
 
 // killChild kills the child of pid that is the worker.
@@ -235,4 +264,72 @@ func killChild(t *testing.T, pid int) {
 		}
 	}
 	t.Fatal("the agent has no child")
+}
+
+// TestStopDuringAWait: what failed before is in the ledger, but the end is a stop.
+func TestStopDuringAWait(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN exit 3")
+	cmd, done := l.start("--retry-delay", "60s", "--log-format", "json")
+	began := time.Now()
+	waitFor(t, func() bool { return time.Since(began) > 3*time.Second })
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	o := done(cmd.Wait())
+	if o.code != 143 || o.result.Reason != result.ReasonInterrupted || len(o.result.Attempts) != 1 || o.result.Attempts[0].Class != result.ClassInput {
+		t.Errorf("exit %d, %+v", o.code, o.result)
+	}
+	o = l.build("--retry-delay", "60s", "--deadline", "3s")
+	if o.code != 143 || o.result.Reason != result.ReasonDeadlineExceeded {
+		t.Errorf("exit %d, %+v", o.code, o.result)
+	}
+}
+
+func TestResultWhenNobodyReadsTheOutput(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN seq 1 10000; seq 1 10000 | head -1")
+	l.wrap = []string{"bash", "-c", `"$@" 2> >(exec head -1 >/dev/null); exit $?`, "bash"}
+	o := l.build()
+	if o.result == nil {
+		t.Fatalf("there is no result, exit %d", o.code)
+	}
+	o.wantSuccess(t)
+}
+
+func TestResultAtADescriptorKeepsWhatIsThere(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	log := l.file("log", "prior\n")
+	l.wrap = []string{"sh", "-c", `"$@" 2>>` + log, "sh"}
+	l.build("--result", "/dev/stderr")
+	data, err := os.ReadFile(log)
+	if err != nil || !strings.HasPrefix(string(data), "prior\n") || !strings.Contains(string(data), "STEP 1/2") || !strings.Contains(string(data), `"schema":"strata.build/v1"`) {
+		t.Errorf("the log holds %q (%v)", data, err)
+	}
+}
+
+func TestResultBehindABadFlag(t *testing.T) {
+	l := newLab(t)
+	l.bare = true
+	o := l.build("--bogus", "--result", filepath.Join(l.dir, "result.json"), ".")
+	o.wantFailure(t, result.ReasonSettingsInvalid, "--bogus")
+}
+
+func TestQuitIsAStop(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.mkdir("counter")
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo x > /counter/runs; sleep 64")
+	cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter")
+	waitFor(t, func() bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 })
+	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	o := done(cmd.Wait())
+	if o.code != 143 || o.result.Reason != result.ReasonInterrupted || strings.Contains(o.stderr, "goroutine") {
+		t.Errorf("exit %d, %+v", o.code, o.result)
+	}
+	if left := processesWith(t, l.dir, "sleep\x0064"); len(left) != 0 {
+		t.Errorf("processes are left: %v", left)
+	}
 }
