@@ -306,7 +306,7 @@ func (s *Settings) Check(args []string) error {
 	if s.PushAuthFile == "" {
 		s.PushAuthFile = s.AuthFile
 	}
-	s.BuildSpec.AuthFile = s.PullAuthFile
+	s.BuildSpec.AuthFile, s.CacheAuthFile = s.PullAuthFile, s.PushAuthFile
 	if len(p) > 0 {
 		return p
 	}

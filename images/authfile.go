@@ -281,6 +281,31 @@ func (e *Engine) describeCredentials(path string, ref reference.Named) string {
 	return fmt.Sprintf("user %q from the auth files of this user", auth.Username)
 }
 
+// mergedAuthFile returns the path of an auth file that has the entries of both files,
+// those of second where both have one.
+func (e *Engine) mergedAuthFile(first, second string) string {
+	if first == second || second == "" {
+		return first
+	}
+	if first == "" {
+		return second
+	}
+	f, err := readAuthFile(first)
+	if err != nil {
+		return second
+	}
+	s, err := readAuthFile(second)
+	if err != nil {
+		return first
+	}
+	maps.Copy(f.entries, s.entries)
+	data, err := f.normalized()
+	if err != nil {
+		return first
+	}
+	return e.inMemory(first+" "+second, data, first)
+}
+
 // authFilePath returns the path of an auth file as the library is to read it: the
 // file itself, or where the library would not understand it, a copy in memory that
 // is gone with the process.
@@ -296,27 +321,35 @@ func (e *Engine) authFilePath(path string) string {
 	if err != nil {
 		return path
 	}
-	if known, ok := e.authCopies[path]; ok && bytes.Equal(known.data, data) {
+	if _, told := e.authCopies[path]; !told {
+		e.log.Warn(fmt.Sprintf("The auth file %s is understood, although %s", path, strings.Join(f.odd, ", and ")))
+	}
+	return e.inMemory(path, data, path)
+}
+
+// inMemory returns the path of a file in memory with the data, which is kept under a
+// name; the fallback where there is none to be had.
+func (e *Engine) inMemory(name string, data []byte, fallback string) string {
+	if known, ok := e.authCopies[name]; ok && bytes.Equal(known.data, data) {
 		return known.file.Name()
 	}
-	e.log.Warn(fmt.Sprintf("The auth file %s is understood, although %s", path, strings.Join(f.odd, ", and ")))
 	fd, err := unix.MemfdCreate("auth", unix.MFD_CLOEXEC)
 	if err != nil {
 		e.log.Debug("no memory for a copy of the auth file", "error", err)
-		return path
+		return fallback
 	}
 	copied := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd))
 	if _, err := copied.Write(data); err != nil {
 		_ = copied.Close()
-		return path
+		return fallback
 	}
-	if old, ok := e.authCopies[path]; ok {
+	if old, ok := e.authCopies[name]; ok {
 		_ = old.file.Close()
 	}
 	if e.authCopies == nil {
 		e.authCopies = map[string]authCopy{}
 	}
-	e.authCopies[path] = authCopy{file: copied, data: data}
+	e.authCopies[name] = authCopy{file: copied, data: data}
 	return copied.Name()
 }
 

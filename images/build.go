@@ -55,8 +55,9 @@ type BuildSpec struct {
 	RewriteTimestamp bool
 	// BuildID, when it is not empty, becomes the annotation BuildIDAnnotation.
 	BuildID string
-	// AuthFile is that of images which only the build itself finds to be needed.
-	AuthFile string
+	// AuthFile is that of images which only the build itself finds to be needed;
+	// CacheAuthFile that of CacheTo.
+	AuthFile, CacheAuthFile string
 }
 
 // Compression is how new layers are compressed.
@@ -270,7 +271,11 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 	}
 	args := spec.args()
 	e.withholdProxies(args)
-	sys := e.system(spec.AuthFile)
+	authFile := spec.AuthFile
+	if len(spec.CacheTo) > 0 {
+		authFile = e.mergedAuthFile(spec.AuthFile, spec.CacheAuthFile)
+	}
+	sys := e.system(authFile)
 	annotations := spec.Annotations
 	if spec.BuildID != "" {
 		annotations = append(annotations[:len(annotations):len(annotations)], BuildIDAnnotation+"="+spec.BuildID)

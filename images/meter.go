@@ -61,8 +61,8 @@ func (m *meter) stop(ended error) (int64, error) {
 	if m.stall != nil {
 		m.stall.Stop()
 	}
-	if ended != nil && errors.Is(context.Cause(m.ctx), distribution.ErrStalled) {
-		ended = context.Cause(m.ctx)
+	if cause := context.Cause(m.ctx); ended != nil && cause != nil && !errors.Is(cause, m.ctx.Err()) {
+		ended = cause // why it was given up, not that it was
 	}
 	m.cancel(nil)
 	m.mu.Lock()

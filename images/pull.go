@@ -16,6 +16,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/distribution"
 )
 
 // CheckBases says which base image has a name that cannot be resolved to a
@@ -71,9 +72,7 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
 	}}
-	if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil && e.hasMirrors(ref) {
-		defer listenToMirrors()()
-	}
+	defer listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })()
 	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)
 	if err != nil {

@@ -306,3 +306,57 @@ func TestRegistryThatIsNowhere(t *testing.T) {
 		o.wantAttempts(t, result.Push, 2)
 	}
 }
+
+// TestRateLimitOfAPull: the library would ask five times for each attempt.
+func TestRateLimitOfAPull(t *testing.T) {
+	for name, path := range map[string]string{"manifest": "base/busy/manifests/", "blob": "base/busy/blobs/"} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t).withBusy()
+			l.containerfile("FROM HOST/base/busy:1", "RUN true")
+			limit := l.registry.Fault(registry.Rule{Method: "GET", Path: path, Do: registry.Reply{Status: 429, Header: http.Header{"Retry-After": {"3"}}}})
+			o := l.build("--max-retries", "2")
+			o.wantFailure(t, result.ReasonRateLimited, l.registry.Host(), "3s")
+			o.wantAttempts(t, result.Pull, 2)
+			if n := limit.Fired(); n < 2 || n > 4 {
+				t.Errorf("%d requests in 2 attempts", n)
+			}
+			if waited, err := time.ParseDuration(o.result.Attempts[0].Waited); err != nil || waited < 3*time.Second {
+				t.Errorf("waited %q", o.result.Attempts[0].Waited)
+			}
+			limit.Remove()
+			l.registry.Fault(registry.Rule{Method: "GET", Path: path, From: 1, To: 1, Do: registry.Reply{Status: 429}})
+			l.build("--retry-on", "transient").wantSuccess(t)
+		})
+	}
+}
+
+func TestAddressesOfOthersStayOut(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.secrets = append(l.secrets, "topsecretsig", "hunter22")
+	l.containerfile("FROM HOST/base/busy:1", "RUN true")
+	l.registry.Fault(registry.Rule{Method: "GET", Path: "/blobs/", Do: registry.Reply{Status: 307, Header: http.Header{
+		"Location": {"http://127.0.0.1:1/bucket/x?X-Amz-Signature=topsecretsig"},
+	}}})
+	o := l.build("--retry-on", "transient", "--max-retries", "1")
+	o.wantFailure(t, result.ReasonRegistryUnavailable, "127.0.0.1:1/bucket/x")
+
+	l.registry.ClearFaults()
+	l.containerfile("FROM HOST/base/busy:1", "ADD http://user:hunter22@127.0.0.1:1/file?token=topsecretsig /x")
+	l.secrets = nil // the instruction itself is printed as it stands in the file
+	o = l.build("--retry-on", "transient", "--max-retries", "1")
+	if o.result.Reason != result.ReasonRegistryUnavailable || strings.Contains(o.result.Message, "hunter22") {
+		t.Errorf("reason %s, message %q", o.result.Reason, o.result.Message)
+	}
+}
+
+func TestCacheWithThePushCredential(t *testing.T) {
+	l := newPasswordLab(t, "pw2", "pw2")
+	l.pushInside("base/busy:1")
+	l.containerfile("FROM HOST/base/busy:1", "RUN true")
+	pull := l.file("pull.json", "{\"auths\":{\"elsewhere.example\":{\"auth\":\"YTpi\"}}}")
+	l.build("--pull-authfile", l.pullAuth()).wantSuccess(t)
+	l.build("--no-cache", "--pull-authfile", pull, "--push-authfile", l.auth, "--cache-to", l.image("os/cache")).wantSuccess(t)
+	if len(l.registry.Tags(t, "os/cache")) == 0 {
+		t.Error("nothing was cached")
+	}
+}
