@@ -57,7 +57,7 @@ var ErrStalled = errors.New("the transfer made no progress")
 // Connect finds out whether the registry speaks https or http. The error is an
 // *Error, or one of the network.
 func Connect(ctx context.Context, o Options) (*Client, error) {
-	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:errorlint,forcetypeassert // it is one
+	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = o.TLS
 	transport.Proxy = o.Proxy
 	c := &Client{options: o}
