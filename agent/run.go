@@ -25,11 +25,8 @@ type Streams struct {
 // Run performs a build with settings that were checked, and returns the exit
 // code. The first word of the command line tells the supervisor from the worker.
 func Run(s *Settings, streams Streams) result.ExitCode {
-	switch os.Args[0] {
-	case workerName:
+	if os.Args[0] == workerName {
 		return work(s, streams)
-	case sweeperName:
-		return sweep(s, streams)
 	}
 	return supervise(s, streams)
 }

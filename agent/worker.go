@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +21,13 @@ const workerName = "strata-worker"
 // sweeperName is the name of a worker that only removes what another one left.
 const sweeperName = "strata-sweeper"
 
-// sweep removes what a worker left that was killed: its containers, which may hold
+// Sweeping tells whether this process is one that only cleans up. It needs no
+// settings but those of the store, and must not refuse others.
+func Sweeping() bool { return os.Args[0] == sweeperName }
+
+// Sweep removes what a worker left that was killed: its containers, which may hold
 // copies of secrets, and its temporary files. Opening the store does it.
-func sweep(s *Settings, streams Streams) result.ExitCode {
+func Sweep(s *Settings, streams Streams) result.ExitCode {
 	s.LogLevel = "warn" // nobody asked for this; only that it failed is of interest
 	c := newConsole(streams.Err, s, newRedactor())
 	images.RouteLogs(c.log)
@@ -64,7 +69,10 @@ func work(s *Settings, streams Streams) result.ExitCode {
 	}
 	results := json.NewEncoder(pipe)
 	b := &build{settings: s, console: c, begun: func(r *result.Result) {
-		if err := results.Encode(r); err != nil {
+		soFar := *r
+		soFar.Attempts = slices.Clone(r.Attempts)
+		redactResult(&soFar, c.redact)
+		if err := results.Encode(soFar); err != nil {
 			c.log.Debug("the supervisor does not listen", "error", err)
 		}
 	}}

@@ -56,6 +56,10 @@ underscores for dashes; flags win. A list flag takes one value from each line.`,
 	settings := agent.NewSettings(cmd.Flags())
 	cmd.Run = func(_ *cobra.Command, args []string) {
 		err := settings.ReadEnvironment(os.Environ())
+		if agent.Sweeping() {
+			*code = agent.Sweep(settings, streams)
+			return
+		}
 		if err == nil {
 			err = settings.Check(args)
 		}
