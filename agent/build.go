@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,8 +29,10 @@ type build struct {
 	bytes *int64
 	// output is the end of what the failed step wrote.
 	output string
-	// begun is told of the result so far whenever a phase begins; nil for nobody.
+	// begun is told of the result so far whenever a phase or a step begins; nil for
+	// nobody.
 	begun func(*result.Result)
+	mu    sync.Mutex // stages may run at once
 }
 
 // run performs the build. It always returns a Result, also when something in it
@@ -64,9 +67,20 @@ func (b *build) run(ctx context.Context, userNS string) (r *result.Result) {
 		return r
 	}
 	b.result.Conclude(result.ReasonSucceeded)
+	b.result.Step = nil
 	b.result.Digest = b.digest
 	b.result.Message = b.summary()
 	return r
+}
+
+// tell makes a change to the result and says how far the build is.
+func (b *build) tell(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+	if b.begun != nil {
+		b.begun(&b.result)
+	}
 }
 
 // stopStepsAtDeadline makes the deadline known to the steps that run: buildah
@@ -114,9 +128,7 @@ func (b *build) phases(ctx context.Context) error {
 func (b *build) phase(ctx context.Context, name result.Phase, attempts int, op func(context.Context) error) error {
 	b.result.Phase = name
 	b.bytes = nil
-	if b.begun != nil {
-		b.begun(&b.result)
-	}
+	b.tell(func() {})
 	start := time.Now()
 	made := 0
 	err := retry.Do(ctx, retry.Policy{
@@ -196,7 +208,9 @@ func (b *build) prepare(ctx context.Context) (err error) {
 		return images.Stopped(ctx, "before the build began")
 	}
 	b.readSecrets()
-	if b.engine, err = images.Open(engineConfig(b.settings, b.console)); err != nil {
+	config := engineConfig(b.settings, b.console)
+	config.Output.Step = func(step result.Step) { b.tell(func() { b.result.Step = &step }) }
+	if b.engine, err = images.Open(config); err != nil {
 		return err
 	}
 	b.result.Sandbox.Storage, b.result.Sandbox.Isolation = b.engine.Storage(), b.engine.Isolation()

@@ -12,12 +12,17 @@ import (
 // preflightTime is how long the check before the long part of a build may take.
 const preflightTime = 10 * time.Second
 
-// preflight asks the registry, before anything is pulled or built, whether it will
-// let the image in. A refusal is said at once. With --retry-on any the build goes
-// on, since the credential may be replaced until it is needed; with transient it
-// ends here, as the first and last attempt of the push. That the question could not
-// be asked is no more than a warning.
+// preflight looks, before the long part of a build, for what would make it fail at
+// its end: a registry that will not let the image in, a file or a secret that a step
+// needs and that is not there. What it finds is said at once. With --retry-on any the
+// build goes on, since it may be put right until it is needed; with transient it ends
+// here, as the first and last attempt of the phase in which it would have failed.
 func (b *build) preflight(ctx context.Context) error {
+	if file, err := b.engine.Parse(b.settings.BuildSpec); err == nil {
+		if err := b.finding(ctx, result.Build, b.engine.CheckFiles(b.settings.BuildSpec, file)); err != nil {
+			return err
+		}
+	}
 	d := b.settings.destination
 	if d == nil || d.Local() {
 		return nil
@@ -29,16 +34,24 @@ func (b *build) preflight(ctx context.Context) error {
 	if err == nil || ctx.Err() != nil {
 		return nil // an end of the whole build is the next phase's to notice
 	}
-	e := images.AsError(err)
-	if e.Class != result.ClassAuth {
+	if images.AsError(err).Class != result.ClassAuth {
 		b.console.log.Warn("It could not be found out whether the image may be pushed", "error", err)
 		return nil
 	}
-	if b.settings.RetryOn == retryAny {
-		b.console.log.Warn("The push would be refused now; it is tried all the same when the image is built", "reason", string(e.Reason), "error", err)
+	return b.finding(ctx, result.Push, err)
+}
+
+// finding says what a preflight found for a phase, and ends the build where that is
+// what a finding does; nil finds nothing.
+func (b *build) finding(ctx context.Context, phase result.Phase, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case b.settings.RetryOn == retryAny:
+		b.console.log.Warn(string(phase)+" would fail now; it is tried all the same when its turn comes", "reason", string(images.AsError(err).Reason), "error", err)
 		return nil
 	}
-	return b.phase(ctx, result.Push, b.settings.MaxRetries, func(context.Context) error { return err })
+	return b.phase(ctx, phase, b.settings.MaxRetries, func(context.Context) error { return err })
 }
 
 // credentialsLook is how often an auth file that was refused is looked at.

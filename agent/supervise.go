@@ -52,6 +52,16 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 		}
 		r.Conclude(got.reason)
 		r.Message = got.message
+		if st := r.Step; st != nil && st.Line > 0 {
+			r.Message = fmt.Sprintf("at step %d/%d of stage %s (%s, line %d): %s", st.Number, st.Of, st.Stage, s.Containerfile, st.Line, got.message)
+		}
+		made := r.Phases[r.Phase].Attempts
+		for _, a := range r.Attempts {
+			if a.Phase == r.Phase {
+				made = max(made, a.N)
+			}
+		}
+		r.Attempts = append(r.Attempts, result.Attempt{Phase: r.Phase, N: made + 1, Of: s.MaxRetries, Class: r.Reason.Entry().Class, Error: r.Message})
 	}
 	r.FinishedAt = time.Now().UTC()
 	deliver(s, r, streams)
@@ -156,6 +166,8 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 	}
 	stopped := end{reason: result.ReasonDeadlineExceeded, message: fmt.Sprintf("the deadline of %v passed", deadline)}
 	stopping := false
+	group := images.OwnMemoryGroup()
+	killed := group.Kills()
 	for {
 		select {
 		case sig := <-signals:
@@ -179,8 +191,10 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 			switch {
 			case stopping:
 				got = stopped
+			case wasKilled(w) && group.Kills() > killed:
+				got = end{reason: result.ReasonStepOutOfMemory, message: "the kernel killed the process that builds for memory: " + group.Describe()}
 			case wasKilled(w):
-				got = end{reason: result.ReasonInterrupted, message: "somebody killed the process that builds (SIGKILL); the kernel does that when the memory limit is reached"}
+				got = end{reason: result.ReasonInterrupted, message: "somebody killed the process that builds (SIGKILL)"}
 			}
 			got.result = <-delivered
 			return got

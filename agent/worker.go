@@ -71,6 +71,10 @@ func work(s *Settings, streams Streams) result.ExitCode {
 	b := &build{settings: s, console: c, begun: func(r *result.Result) {
 		soFar := *r
 		soFar.Attempts = slices.Clone(r.Attempts)
+		if r.Step != nil {
+			step := *r.Step
+			soFar.Step = &step
+		}
 		redactResult(&soFar, c.redact)
 		if err := results.Encode(soFar); err != nil {
 			c.log.Debug("the supervisor does not listen", "error", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -200,6 +201,35 @@ func (e *Engine) Parse(spec BuildSpec) (*Containerfile, error) {
 	return ParseContainerfile(spec.Containerfile, text, spec.args(), spec.Target, e.config.Platform, contexts)
 }
 
+// CheckFiles says, before anything is pulled, which file or secret a step needs that
+// is not there. What can only be known when the step runs is left to it.
+func (e *Engine) CheckFiles(spec BuildSpec, file *Containerfile) error {
+	fail := func(n needed, reason result.Reason, format string, args ...any) error {
+		step := n.step
+		return &Error{
+			Reason: reason, Class: result.ClassInput, Step: &step,
+			Message: describeStep(&step, spec.Containerfile) + ": " + fmt.Sprintf(format, args...),
+		}
+	}
+	for _, n := range file.sources {
+		// As buildah does, a path cannot leave the context.
+		_, err := os.Lstat(filepath.Join(spec.Context, filepath.Join("/", n.name)))
+		if errors.Is(err, fs.ErrNotExist) {
+			return fail(n, result.ReasonContextFileMissing, "%q is not in the build context %s", strings.TrimPrefix(n.name, "/"), absolute(spec.Context))
+		}
+	}
+	secrets, err := parse.Secrets(spec.Secrets)
+	if err != nil {
+		return invalid("--secret", err)
+	}
+	for _, n := range file.secrets {
+		if _, given := secrets[n.name]; !given {
+			return fail(n, result.ReasonStepFailed, "the secret %q is required, and no --secret has this id", n.name)
+		}
+	}
+	return nil
+}
+
 // Build makes one attempt to build the image and returns its id in the store.
 // With layers, steps that an earlier attempt finished are not run again.
 func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile) (id string, err error) {
@@ -214,12 +244,22 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	options.Log = steps.log
 	options.Out, options.Err = stdout, stderr
 	steps.remark = e.remark
+	if e.config.Output.Step != nil {
+		steps.begun = e.config.Output.Step
+	}
 	options.ReportWriter = e.reportWriter(lines)
 
+	group := OwnMemoryGroup()
+	killed := group.Kills()
 	id, _, err = imagebuildah.BuildDockerfiles(ctx, e.store, options, spec.Containerfile)
 	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
-		return "", e.buildError(ctx, err, spec, steps, signal)
+		failed := e.buildError(ctx, err, spec, steps, signal)
+		if failed.Reason == result.ReasonStepFailed && group.Kills() > killed {
+			failed.Reason, failed.Class = result.ReasonStepOutOfMemory, result.ClassResource
+			failed.Message += fmt.Sprintf(" (the kernel killed a process of this pod or group for memory: %s)", group.Describe())
+		}
+		return "", failed
 	}
 	return id, nil
 }
@@ -327,7 +367,7 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 
 // buildError makes the Error of a failed build. signal is that which ended the
 // step, empty for none.
-func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker, signal string) error {
+func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker, signal string) *Error {
 	step := steps.failed(err)
 	failed := &Error{Step: step, Err: err}
 	v := classify(ctx, err, pulling)

@@ -28,6 +28,15 @@ type Containerfile struct {
 	Bases []Base
 
 	stages []stage
+	// sources are the files that COPY and ADD name literally, and secrets those that a
+	// RUN cannot do without.
+	sources, secrets []needed
+}
+
+// needed is something that a step needs from outside.
+type needed struct {
+	step result.Step
+	name string
 }
 
 // Base is an image that a Containerfile builds on or copies from.
@@ -133,7 +142,16 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 	file := &Containerfile{Bases: c.bases}
 	for i, s := range stages {
 		if c.needed[i] {
-			file.stages = append(file.stages, describeStage(s))
+			described := describeStage(s)
+			file.stages = append(file.stages, described)
+			for n, node := range s.Node.Children {
+				for _, source := range literalSources(node) {
+					file.sources = append(file.sources, needed{described.steps[n], source})
+				}
+				for _, secret := range requiredSecrets(node) {
+					file.secrets = append(file.secrets, needed{described.steps[n], secret})
+				}
+			}
 		}
 	}
 	return file, nil
@@ -318,6 +336,55 @@ func imagesNamedBy(node *parser.Node) []string {
 		}
 	}
 	return names
+}
+
+// literalSources returns the sources of a COPY or ADD from the build context that
+// stand there as they are: no pattern, no variable, no URL.
+func literalSources(node *parser.Node) (sources []string) {
+	word := strings.ToLower(node.Value)
+	if (word != command.Copy && word != command.Add) || len(node.Heredocs) > 0 || strings.Contains(node.Original, "$") {
+		return nil
+	}
+	for _, flag := range node.Flags {
+		if strings.HasPrefix(flag, "--from=") || strings.HasPrefix(flag, "--exclude=") || flag == "--parents" || strings.HasPrefix(flag, "--parents=") {
+			return nil
+		}
+	}
+	for arg := node.Next; arg != nil && arg.Next != nil; arg = arg.Next {
+		if !strings.ContainsAny(arg.Value, `*?[\`) && !strings.Contains(arg.Value, "://") && !strings.HasPrefix(arg.Value, "git@") {
+			sources = append(sources, arg.Value)
+		}
+	}
+	return sources
+}
+
+// requiredSecrets returns the ids of secrets that a RUN asks for as required.
+func requiredSecrets(node *parser.Node) (ids []string) {
+	if !strings.EqualFold(node.Value, command.Run) {
+		return nil
+	}
+	for _, flag := range node.Flags {
+		mount, ok := strings.CutPrefix(flag, "--mount=")
+		if !ok {
+			continue
+		}
+		id, secret, required := "", false, false
+		for field := range strings.SplitSeq(mount, ",") {
+			name, value, _ := strings.Cut(field, "=")
+			switch name {
+			case "type":
+				secret = value == "secret"
+			case "id":
+				id = value
+			case "required":
+				required = value == "" || value == "true"
+			}
+		}
+		if secret && required && id != "" && !strings.Contains(id, "$") {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // resolveArgs lists the arguments that a name in the instruction may use; the first

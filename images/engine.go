@@ -53,6 +53,8 @@ type Output struct {
 	// Lines makes a writer for text that consists of lines: steps, the output of
 	// RUN, the progress of copies. Closing it flushes a line that did not end.
 	Lines func() io.WriteCloser
+	// Step is told of each step that begins, maybe of several at once; nil tells nobody.
+	Step func(result.Step)
 	// Terminal is where progress bars are drawn; nil draws none.
 	Terminal *os.File
 }

@@ -19,7 +19,9 @@ type stepTracker struct {
 	out io.Writer
 	// remark is told of what a logger of buildah's says, at its level.
 	remark func(level, message string)
-	tail   tail
+	// begun is told of each step that begins.
+	begun func(result.Step)
+	tail  tail
 
 	mu      sync.Mutex
 	stages  []*stageProgress
@@ -36,7 +38,7 @@ type stageProgress struct {
 }
 
 func newStepTracker(file *Containerfile, out io.Writer) *stepTracker {
-	t := &stepTracker{out: out, remark: func(string, string) {}}
+	t := &stepTracker{out: out, remark: func(string, string) {}, begun: func(result.Step) {}}
 	for i, s := range file.stages {
 		t.stages = append(t.stages, &stageProgress{stage: s, index: i})
 	}
@@ -56,6 +58,7 @@ func (t *stepTracker) log(format string, args ...any) {
 		return
 	}
 	t.advance(format, text)
+	t.begun(t.current.last)
 	fmt.Fprintf(t.out, "%sSTEP %d/%d: %s\n", t.prefix(), t.current.last.Number, t.current.last.Of, text)
 }
 

@@ -102,6 +102,7 @@ func TestB06CopyOfAMissingFile(t *testing.T) {
 	o.wantFailure(t, result.ReasonContextFileMissing, "missing-file.txt", l.context, "line 3")
 	o.wantAttempts(t, result.Build, 1)
 
+	l.containerfile("FROM scratch", "COPY here /")
 	l.file("context/.containerignore", "here\n")
 	l.build("--retry-on", "transient").wantFailure(t, result.ReasonContextFileMissing, "here", "ignore")
 }
@@ -216,4 +217,38 @@ func TestNameThatIsEmpty(t *testing.T) {
 	l.build("--retry-on", "transient").wantFailure(t, result.ReasonContainerfileInvalid, "line 2", "empty")
 	l.containerfile("FROM oci:/no/such/layout")
 	l.build("--retry-on", "transient").wantFailure(t, result.ReasonBaseImageNotFound, "/no/such/layout")
+}
+
+// TestPreflightOfFiles: nothing is pulled for a build that cannot succeed.
+func TestPreflightOfFiles(t *testing.T) {
+	for name, tt := range map[string]struct {
+		line   string
+		reason result.Reason
+		want   string
+	}{
+		"file":   {"COPY here there /x/", result.ReasonContextFileMissing, `"there"`},
+		"secret": {"RUN --mount=type=secret,id=token,required=true true", result.ReasonStepFailed, `"token"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t).withBusy()
+			l.file("context/here", "here")
+			l.containerfile("FROM HOST/base/busy:1", tt.line)
+			o := l.build("--retry-on", "transient")
+			o.wantFailure(t, tt.reason, tt.want, "line 2")
+			o.wantAttempts(t, result.Build, 1)
+			if n := len(l.registry.Requests()); n != 0 {
+				t.Errorf("%d requests reached the registry", n)
+			}
+			o = l.build("--max-retries", "2")
+			o.wantFailure(t, tt.reason, "line 2")
+			o.wantLine(t, "Warning: Build would fail now")
+			o.wantAttempts(t, result.Build, 2)
+		})
+	}
+	l := newLab(t).withBusy()
+	l.file("context/here", "here")
+	l.containerfile("FROM HOST/base/busy:1", "COPY [\"here\", \"/x/\"]", "COPY ./here ../here /y/", "COPY h* /z/", "COPY --from=HOST/base/busy:1 /bin/busybox /b", "RUN --mount=type=secret,id=absent true")
+	if o := l.build("--retry-on", "transient"); o.code != 0 {
+		t.Errorf("a good build is refused: %+v", o.result)
+	}
 }

@@ -88,7 +88,7 @@ func TestP14PasswordRotatedDuringTheBuild(t *testing.T) {
 	o := done(cmd.Wait())
 	o.wantSuccess(t)
 	o.wantAttempts(t, result.Push, 1)
-	o.wantLine(t, "Warning: The push would be refused now")
+	o.wantLine(t, "Warning: Push would fail now")
 }
 
 // bases puts base/busy:1 into a registry that wants a password.
