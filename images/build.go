@@ -316,6 +316,11 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 		authFile = e.mergedAuthFile(spec.AuthFile, spec.CacheAuthFile)
 	}
 	sys := e.system(authFile)
+	if sys.DockerCertPath == "" && file.fetches() {
+		if sys.DockerCertPath, err = e.allAuthorities(); err != nil {
+			return define.BuildOptions{}, unavailable("the certificates of authorities cannot be collected", err)
+		}
+	}
 	annotations := spec.Annotations
 	if spec.BuildID != "" {
 		annotations = append(annotations[:len(annotations):len(annotations)], BuildIDAnnotation+"="+spec.BuildID)

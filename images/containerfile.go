@@ -53,9 +53,21 @@ type Base struct {
 
 // runs tells whether the Containerfile has a RUN step.
 func (c *Containerfile) runs() bool {
+	return c.has(command.Run, func(string) bool { return true })
+}
+
+// fetches tells whether the Containerfile has an ADD that may be from a server.
+func (c *Containerfile) fetches() bool {
+	return c.has(command.Add, func(arguments string) bool {
+		return strings.Contains(arguments, "://") || strings.Contains(arguments, "$")
+	})
+}
+
+// has tells whether there is an instruction with arguments of a certain kind.
+func (c *Containerfile) has(instruction string, of func(arguments string) bool) bool {
 	for _, s := range c.stages {
 		for _, step := range s.steps {
-			if word, _, _ := strings.Cut(step.Instruction, " "); strings.EqualFold(word, command.Run) {
+			if word, arguments, _ := strings.Cut(step.Instruction, " "); strings.EqualFold(word, instruction) && of(arguments) {
 				return true
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.podman.io/image/v5/docker/reference"
 )
@@ -59,6 +60,12 @@ func TestDescribeCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	encoded := base64.StdEncoding.EncodeToString([]byte("robot:word"))
+	jwt := func(claims string) string {
+		return base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"RS256"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2lnbmF0dXJl"
+	}
+	withPassword := func(password string) string {
+		return fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q}}}`, base64.StdEncoding.EncodeToString([]byte("robot:"+password)))
+	}
 	for _, s := range []struct {
 		name, file string
 		want       []string
@@ -66,6 +73,8 @@ func TestDescribeCredentials(t *testing.T) {
 		{"auth", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q}}}`, encoded), []string{`user "robot"`}},
 		{"with a path", fmt.Sprintf(`{"auths":{"r.example:5000/os":{"auth":%q}}}`, encoded), []string{`user "robot"`}},
 		{"token", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q,"identitytoken":"word"}}}`, encoded), []string{"identity token"}},
+		{"expired token", withPassword(jwt(`{"sub":"robot","exp":1700000000}`)), []string{`user "robot"`, "a token that expired at 2023-11-14T22:13:20Z"}},
+		{"expired identity token", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q,"identitytoken":%q}}}`, encoded, jwt(`{"exp":1700000000.5}`)), []string{"identity token", "expired at 2023-11-14"}},
 		{"another host", fmt.Sprintf(`{"auths":{"r.example:5001":{"auth":%q}}}`, encoded), []string{"no credentials for r.example:5000", "r.example:5001"}},
 		{"not JSON", `word`, []string{"cannot be read"}},
 	} {
@@ -81,6 +90,13 @@ func TestDescribeCredentials(t *testing.T) {
 				t.Errorf("%q gives the secret away", got)
 			}
 		})
+	}
+	valid := fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix())
+	for _, password := range []string{jwt(valid), jwt(`{}`), jwt(`no JSON`), "a.b.c", "word"} {
+		path := write(t, t.TempDir()+"/config.json", withPassword(password))
+		if got := b.describeCredentials(path, ref); strings.Contains(got, "expired") {
+			t.Errorf("%q says that %q expired", got, password)
+		}
 	}
 	if got := b.describeCredentials("", ref); got != "no credentials for r.example:5000 in the auth files of this user" {
 		t.Errorf("without a file: %q", got)

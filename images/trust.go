@@ -51,3 +51,37 @@ func (e *Engine) trustPlaces(host string) []string {
 	}
 	return append(places, "the certificates of the system")
 }
+
+// allAuthorities collects the certificates of authorities that are there for single
+// registries in one directory, for ADD: buildah has one directory for the servers
+// that ADD fetches from, and none for each of them. It returns an empty path if
+// there are none.
+func (e *Engine) allAuthorities() (string, error) {
+	dir := filepath.Join(e.tmp, "authorities")
+	if err := os.RemoveAll(dir); err != nil { // what a former attempt collected
+		return "", err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", err
+	}
+	found := 0
+	for _, base := range certDirs() {
+		files, err := filepath.Glob(filepath.Join(base, "*", "*.crt"))
+		if err != nil {
+			return "", err
+		}
+		for _, file := range files {
+			if _, err := os.ReadFile(file); err != nil {
+				continue // containers/image says so where the file is needed
+			}
+			found++
+			if err := os.Symlink(file, filepath.Join(dir, fmt.Sprintf("%d.crt", found))); err != nil {
+				return "", err
+			}
+		}
+	}
+	if found == 0 {
+		return "", nil
+	}
+	return dir, nil
+}

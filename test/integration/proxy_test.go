@@ -137,6 +137,12 @@ func TestB17AddFromAServerWithItsOwnAuthority(t *testing.T) {
 
 	o = l.build(append(args, "--cert-dir", certs, l.context)...)
 	o.wantSuccess(t)
-	l.env = append(l.env, "SSL_CERT_DIR="+certs)
+	env := l.env
+	l.env = append(env, "SSL_CERT_DIR="+certs)
+	l.build(append(args, "--no-cache", l.context)...).wantSuccess(t)
+
+	l.env = env
+	perHost := l.mkdir("home/.config/containers/certs.d/" + files.Host())
+	files.CA().WriteFile(t, filepath.Join(perHost, "ca.crt"))
 	l.build(append(args, "--no-cache", l.context)...).wantSuccess(t)
 }
