@@ -69,9 +69,10 @@ at the step that failed (` + "`--layers`" + `, on by default); a push that is tr
 the registry does not have; a download that is cut goes on where it was cut. A transfer
 that makes no progress for ` + "`--stall-timeout`" + ` (5 minutes) is given up and tried again.
 
-Before anything is pulled, the registry is asked once whether the push will be let in. A
-refusal is logged at once; with ` + "`--retry-on transient`" + ` the build ends there, with ` + "`any`" + ` it goes
-on, since the credential may be corrected before it is needed. That the registry could not be
+Before anything is pulled, the files and secrets that the Containerfile names are looked
+for, and the registry is asked once whether the push will be let in. What is found is
+logged at once; with ` + "`--retry-on transient`" + ` the build ends there, with ` + "`any`" + ` it goes
+on, since a credential may be corrected before it is needed. That the registry could not be
 asked is only a warning.
 
 What a person sees after each attempt that failed:
