@@ -34,11 +34,15 @@ func (b *build) preflight(ctx context.Context) error {
 	if err == nil || ctx.Err() != nil {
 		return nil // an end of the whole build is the next phase's to notice
 	}
-	if images.AsError(err).Class != result.ClassAuth {
+	switch images.AsError(err).Class {
+	case result.ClassSandbox: // a setting, which will not be another one by then
+		return b.phase(ctx, result.Push, 1, func(context.Context) error { return err })
+	case result.ClassAuth:
+		return b.finding(ctx, result.Push, err)
+	default:
 		b.console.log.Warn("It could not be found out whether the image may be pushed", "error", err)
 		return nil
 	}
-	return b.finding(ctx, result.Push, err)
 }
 
 // finding says what a preflight found for a phase, and ends the build where that is

@@ -66,8 +66,9 @@ var rules = []rule{
 		v.status, v.retryAfter = answer.Status, answer.RetryAfter
 		return v, true
 	}},
-	{"stalled transfer", func(err error, _ direction) (verdict, bool) {
-		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, errors.Is(err, distribution.ErrStalled)
+	{"transfer that was cut", func(err error, _ direction) (verdict, bool) {
+		found := errors.Is(err, distribution.ErrStalled) || errors.Is(err, distribution.ErrSentInPart)
+		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, found
 	}},
 	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
 	{"certificate", func(err error, _ direction) (verdict, bool) {
@@ -171,18 +172,24 @@ func leaves(err error) []error {
 	return []error{err}
 }
 
+// forGood are the statuses of a server's own faults that time does not heal; others,
+// such as those of proxies from 520 on, may pass.
+var forGood = map[int]bool{
+	http.StatusNotImplemented: true, http.StatusHTTPVersionNotSupported: true, http.StatusVariantAlsoNegotiates: true,
+	http.StatusInsufficientStorage: true, http.StatusLoopDetected: true, http.StatusNotExtended: true, http.StatusNetworkAuthenticationRequired: true,
+}
+
 // statusVerdict is the table of HTTP statuses.
 func statusVerdict(status int, d direction) verdict {
 	v := verdict{class: result.ClassRejected, reason: result.ReasonPushRejected, status: status}
-	switch status {
-	case http.StatusUnauthorized:
+	switch {
+	case status == http.StatusUnauthorized:
 		v.class, v.reason = result.ClassAuth, result.ReasonPushUnauthorized
-	case http.StatusForbidden:
+	case status == http.StatusForbidden:
 		v.class, v.reason = result.ClassAuth, result.ReasonPushDenied
-	case http.StatusTooManyRequests:
+	case status == http.StatusTooManyRequests:
 		v.class, v.reason = result.ClassTransient, result.ReasonRateLimited
-	case http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway,
-		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status >= http.StatusInternalServerError && !forGood[status]:
 		v.class, v.reason = result.ClassTransient, result.ReasonRegistryUnavailable
 	}
 	if d == pulling {
@@ -216,6 +223,9 @@ func codeVerdict(code string, d direction) (verdict, bool) {
 		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, true
 	case "DIGEST_INVALID":
 		return verdict{class: result.ClassTransient, reason: result.ReasonDigestMismatch}, true
+	case "MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN":
+		// A blob that was taken is gone; it is sent again.
+		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, d == pushing
 	case "MANIFEST_UNKNOWN", "NAME_UNKNOWN":
 		return statusVerdict(http.StatusNotFound, d), true
 	}
@@ -333,10 +343,17 @@ type transfer struct {
 
 // transferError makes the Error of a transfer.
 func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Error {
+	var known *Error
+	if errors.As(err, &known) && ctx.Err() == nil {
+		return known // such as of a setting that cannot be used
+	}
 	v := classify(ctx, err, t.direction)
 	host := t.host
 	if named := requestHost(err); named != "" {
 		host = named
+	}
+	if host != t.host && t.direction == pushing {
+		t.credentials = "to which no credentials are sent, as it is not " + t.host
 	}
 	doing := t.doing + " " + t.what
 	var b strings.Builder

@@ -141,6 +141,7 @@ var statuses = []struct {
 	{503, result.ClassTransient, result.ClassTransient, result.ReasonRegistryUnavailable, result.ReasonRegistryUnavailable},
 	{504, result.ClassTransient, result.ClassTransient, result.ReasonRegistryUnavailable, result.ReasonRegistryUnavailable},
 	{507, result.ClassRejected, result.ClassRejected, result.ReasonPullFailed, result.ReasonPushRejected},
+	{511, result.ClassRejected, result.ClassRejected, result.ReasonPullFailed, result.ReasonPushRejected},
 }
 
 // bodies is what stands behind a status when it is not the registry that answers.
@@ -216,11 +217,11 @@ var codes = []struct {
 	pulled, pushed      result.Class
 	pullReason, pushing result.Reason
 }{
-	{"BLOB_UNKNOWN", 404, result.ClassInput, result.ClassRejected, result.ReasonBaseImageNotFound, result.ReasonPushRejected},
+	{"BLOB_UNKNOWN", 404, result.ClassInput, result.ClassTransient, result.ReasonBaseImageNotFound, result.ReasonRegistryUnavailable},
 	{"BLOB_UPLOAD_INVALID", 404, result.ClassTransient, result.ClassTransient, result.ReasonRegistryUnavailable, result.ReasonRegistryUnavailable},
 	{"BLOB_UPLOAD_UNKNOWN", 404, result.ClassTransient, result.ClassTransient, result.ReasonRegistryUnavailable, result.ReasonRegistryUnavailable},
 	{"DIGEST_INVALID", 400, result.ClassTransient, result.ClassTransient, result.ReasonDigestMismatch, result.ReasonDigestMismatch},
-	{"MANIFEST_BLOB_UNKNOWN", 400, result.ClassRejected, result.ClassRejected, result.ReasonPullFailed, result.ReasonPushRejected},
+	{"MANIFEST_BLOB_UNKNOWN", 400, result.ClassRejected, result.ClassTransient, result.ReasonPullFailed, result.ReasonRegistryUnavailable},
 	{"MANIFEST_INVALID", 400, result.ClassRejected, result.ClassRejected, result.ReasonPullFailed, result.ReasonPushRejected},
 	{"MANIFEST_UNVERIFIED", 400, result.ClassRejected, result.ClassRejected, result.ReasonPullFailed, result.ReasonPushRejected},
 	{"MANIFEST_UNKNOWN", 404, result.ClassInput, result.ClassRejected, result.ReasonBaseImageNotFound, result.ReasonPushRejected},

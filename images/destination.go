@@ -168,7 +168,7 @@ func (d *pushDestination) location() types.BICLocationReference {
 // PutBlob implements types.ImageDestination.
 func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info types.BlobInfo, cache types.BlobInfoCache, isConfig bool) (types.BlobInfo, error) {
 	if info.Digest != "" && isConfig { // for a layer the copy has asked already
-		if size, ok, err := d.ref.client.HasBlob(ctx, info.Digest); err == nil && ok {
+		if size, ok, err := d.has(ctx, info.Digest, info.Size); err == nil && ok {
 			return types.BlobInfo{Digest: info.Digest, Size: size}, nil
 		}
 	}
@@ -194,9 +194,20 @@ func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info ty
 	return types.BlobInfo{Digest: got, Size: size}, nil
 }
 
+// has tells whether the repository has a blob and returns its size, which goes into
+// the manifest: want bytes, -1 when that is not known. A registry that tells another
+// size, or none where it is not known, does not have the blob.
+func (d *pushDestination) has(ctx context.Context, blob digest.Digest, want int64) (size int64, ok bool, err error) {
+	size, ok, err = d.ref.client.HasBlob(ctx, blob)
+	if size < 0 {
+		size = want
+	}
+	return size, ok && size >= 0 && (want < 0 || size == want), err
+}
+
 // TryReusingBlob implements types.ImageDestination.
 func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache, canSubstitute bool) (bool, types.BlobInfo, error) {
-	size, ok, err := d.ref.client.HasBlob(ctx, info.Digest)
+	size, ok, err := d.has(ctx, info.Digest, info.Size)
 	if err != nil {
 		return false, types.BlobInfo{}, err
 	}
@@ -216,7 +227,7 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 			reused.Size, reused.CompressionOperation, reused.CompressionAlgorithm = kind.size, types.Compress, &kind.algorithm
 		}
 		if candidate.Digest != info.Digest || candidate.Location != d.location() {
-			if size, ok, err = d.ref.client.HasBlob(ctx, candidate.Digest); err != nil {
+			if size, ok, err = d.has(ctx, candidate.Digest, reused.Size); err != nil {
 				return false, types.BlobInfo{}, err
 			}
 		}
@@ -258,7 +269,7 @@ func (d *pushDestination) mount(ctx context.Context, candidate types.BICReplacem
 	}
 	ok, err := d.ref.client.Mount(ctx, candidate.Digest, reference.Path(from))
 	var refused *distribution.Error
-	if errors.As(err, &refused) && refused.Status >= 400 && refused.Status < 500 && refused.Status != http.StatusTooManyRequests {
+	if errors.As(err, &refused) && refused.Status != http.StatusTooManyRequests && refused.RetryAfter == 0 {
 		return false, nil // the blob is sent instead
 	}
 	return ok, err

@@ -181,7 +181,8 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	}
 	man, err := copy.Image(meter.ctx, policy, target, src, options)
 	written, err := meter.stop(err)
-	if err != nil && outcome.rejected != nil && strings.Contains(err.Error(), "attempted the following formats") {
+	var format types.ManifestTypeRejectedError
+	if err != nil && outcome.rejected != nil && (errors.As(err, &format) || strings.Contains(err.Error(), "attempted the following formats")) {
 		err = outcome.rejected // the copy made a sentence of what it was told
 	}
 	if err != nil {

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	digest "github.com/opencontainers/go-digest"
 	imgspecv1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/types"
 
 	"github.com/strata-build/strata/agent/result"
@@ -181,6 +183,52 @@ func TestPushCountsWhatItSends(t *testing.T) {
 	if sent != want || len(empty.blobs) != 2 {
 		t.Errorf("%d bytes in %d blobs arrived, but %d are said to be sent (%s)", want, len(empty.blobs), sent, digest)
 	}
+}
+
+// TestSizeThatTheRegistryTells is of registries that answer for a blob that is there
+// without its size, or with another one: the manifest has the right size all the same.
+func TestSizeThatTheRegistryTells(t *testing.T) {
+	for _, length := range []string{"", "0", "7"} {
+		t.Run("Content-Length "+length, func(t *testing.T) {
+			c := newCourier(t, insecure)
+			target := newHub(t)
+			d := destination(t, target.host+"/os/layered:1")
+			if _, _, err := c.Push(t.Context(), c.id, d, Compression{}, ""); err != nil {
+				t.Fatal(err)
+			}
+			target.failing(http.MethodHead, "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+				target.mu.Lock()
+				defer target.mu.Unlock()
+				if target.blobs[digest.Digest(r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:])] == nil {
+					w.WriteHeader(http.StatusNotFound)
+					return
+				}
+				if length != "" {
+					w.Header().Set("Content-Length", length)
+				}
+			})
+			if _, _, err := c.Push(t.Context(), c.id, d, Compression{}, ""); err != nil {
+				t.Fatal(err)
+			}
+			m, err := manifest.OCI1FromManifest(target.manifests["1"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, blob := range append(m.Layers, m.Config) {
+				if int64(len(target.blobs[blob.Digest])) != blob.Size {
+					t.Errorf("a blob of %d bytes has the size %d in the manifest", len(target.blobs[blob.Digest]), blob.Size)
+				}
+			}
+		})
+	}
+}
+
+// TestSettingThatStopsAPush is found out as what it is, not as a failure that may heal.
+func TestSettingThatStopsAPush(t *testing.T) {
+	conf := write(t, t.TempDir()+"/registries.conf", "[[registry]]\nlocation = \"r.example\"\nblocked = true\n")
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	err := b.CheckPush(t.Context(), destination(t, "r.example/os/x:1"), "")
+	wantFailure(t, err, result.ClassSandbox, result.ReasonSettingsInvalid, "blocks r.example")
 }
 
 func TestPushToAFile(t *testing.T) {

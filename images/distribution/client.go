@@ -51,6 +51,10 @@ type Client struct {
 	sent    atomic.Int64
 }
 
+// uploaded are the statuses that say that something was taken: each has its own in
+// the specification, but registries differ.
+var uploaded = []int{http.StatusOK, http.StatusCreated, http.StatusAccepted, http.StatusNoContent}
+
 // ErrStalled is the cause of a transfer that made no progress for Options.Stall.
 var ErrStalled = errors.New("the transfer made no progress")
 
@@ -62,38 +66,58 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	transport.Proxy = o.Proxy
 	c := &Client{options: o}
 	c.auth = &auth.Client{
-		Client: &http.Client{Transport: transport},
+		Client: &http.Client{Transport: answers{transport}},
 		Header: http.Header{"User-Agent": {o.UserAgent}},
 		Cache:  auth.NewCache(),
 
 		BlockedRealmPrefixes: blockedRealms(ctx, o.Host),
-		Credential: func(context.Context, string) (auth.Credential, error) {
+		Credential: func(_ context.Context, host string) (auth.Credential, error) {
+			if host != o.Host { // such as a store that an upload goes to
+				return auth.EmptyCredential, nil
+			}
 			return auth.Credential{Username: o.User, Password: o.Password, RefreshToken: o.IdentityToken}, nil
 		},
 	}
-	schemes := []string{"https"}
-	if o.PlainHTTP {
-		schemes = append(schemes, "http")
+	answer, err := c.ping(ctx, "https")
+	if err != nil && o.PlainHTTP {
+		plain, plainErr := c.ping(ctx, "http")
+		switch {
+		case plainErr != nil:
+			err = plainErr
+		case plain.StatusCode != http.StatusBadRequest: // with which a server of https answers http
+			answer, err = plain, nil
+		}
 	}
-	var err error
-	for _, scheme := range schemes {
-		c.base = url.URL{Scheme: scheme, Host: o.Host}
-		var req *http.Request
-		if req, err = http.NewRequestWithContext(ctx, http.MethodGet, c.base.String()+"/v2/", nil); err != nil {
-			return nil, err
-		}
-		req.Header.Set("User-Agent", o.UserAgent)
-		var resp *http.Response
-		if resp, err = c.auth.Client.Do(req); err != nil {
-			continue
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode >= http.StatusInternalServerError || resp.StatusCode == http.StatusTooManyRequests {
-			return nil, answerError(resp, nil)
-		}
-		return c, nil
+	switch {
+	case err != nil:
+		return nil, err
+	case answer.StatusCode >= http.StatusInternalServerError || answer.StatusCode == http.StatusTooManyRequests:
+		return nil, answerError(answer, nil)
 	}
-	return nil, err
+	c.base = url.URL{Scheme: answer.Request.URL.Scheme, Host: o.Host}
+	return c, nil
+}
+
+// ping asks whether there is a registry. The body of the answer is closed.
+func (c *Client) ping(ctx context.Context, scheme string) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := c.watch(cancel)
+	defer watch.stop()
+	target := url.URL{Scheme: scheme, Host: c.options.Host, Path: "/v2/"}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("User-Agent", c.options.UserAgent)
+	resp, err := c.auth.Client.Do(req)
+	if err != nil {
+		if errors.Is(context.Cause(ctx), ErrStalled) {
+			return nil, requestError(ctx, http.MethodGet, target.String(), err)
+		}
+		return nil, err
+	}
+	return resp, resp.Body.Close()
 }
 
 // blockedRealms are networks in which no token server may be, so that a registry
@@ -128,6 +152,7 @@ func (c *Client) url(path string) string {
 func (c *Client) do(ctx context.Context, method, target string, header http.Header, body io.Reader, size int64, accepted ...int) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watch := c.watch(cancel)
+	ctx, wish := withWish(ctx)
 	ctx = auth.WithScopesForHost(ctx, c.options.Host, auth.ScopeRepository(c.options.Repository, auth.ActionPull, auth.ActionPush))
 	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
@@ -145,6 +170,10 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 	if err != nil {
 		watch.stop()
 		err = requestError(ctx, method, target, err)
+		var refused *Error
+		if errors.As(err, &refused) && refused.RetryAfter == 0 {
+			refused.RetryAfter = wish.retryAfter
+		}
 		cancel(nil)
 		return nil, err
 	}
@@ -155,8 +184,20 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 		}
 	}
 	defer resp.Body.Close()
+	// The status is what counts: the rest is not waited for.
+	defer time.AfterFunc(answerTime, func() { _ = resp.Body.Close() }).Stop()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	return nil, answerError(resp, text)
+}
+
+// location is where an answer says to go on. A registry behind a proxy that speaks
+// https for it may say http, which is not followed.
+func (c *Client) location(resp *http.Response) (*url.URL, error) {
+	target, err := resp.Location()
+	if err == nil && target.Host == c.base.Host && c.base.Scheme == "https" {
+		target.Scheme = c.base.Scheme
+	}
+	return target, err
 }
 
 // HasBlob tells whether the repository has a blob, and its size in bytes.
@@ -186,15 +227,15 @@ func (c *Client) Mount(ctx context.Context, d digest.Digest, from string) (ok bo
 }
 
 // PutBlob uploads a blob of size bytes, -1 when that is not known, and returns its
-// digest and size; with an error, how much of it was sent. A blob whose digest is not the wanted one, where one is wanted,
-// is refused by the registry.
+// digest and size; with an error, how much of it was sent. A blob whose digest is not
+// the wanted one, where one is wanted, is refused by the registry.
 func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest, size int64) (digest.Digest, int64, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
 	if err != nil {
 		return "", 0, err
 	}
 	_ = resp.Body.Close()
-	target, err := resp.Location()
+	target, err := c.location(resp)
 	if err != nil {
 		return "", 0, fmt.Errorf("the registry began an upload without saying where: %w", err)
 	}
@@ -205,11 +246,16 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	// A token that ended just now is noticed before the stream, which cannot be sent
 	// again, is touched.
 	waiting := http.Header{"Content-Type": {"application/octet-stream"}, "Expect": {"100-continue"}}
-	if resp, err = c.do(ctx, http.MethodPatch, target.String(), waiting, stream, size, http.StatusAccepted, http.StatusNoContent); err != nil {
+	resp, err = c.do(ctx, http.MethodPatch, target.String(), waiting, stream, size, uploaded...)
+	var refused *Error
+	if errors.As(err, &refused) && refused.Status == http.StatusExpectationFailed && counted.n == 0 {
+		resp, err = c.do(ctx, http.MethodPatch, target.String(), header, stream, size, uploaded...)
+	}
+	if err != nil {
 		return "", counted.n, lostUpload(err)
 	}
 	_ = resp.Body.Close()
-	if next, err := resp.Location(); err == nil {
+	if next, err := c.location(resp); err == nil {
 		target = next
 	}
 	got := digester.Digest()
@@ -219,7 +265,7 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	query := target.Query()
 	query.Set("digest", got.String())
 	target.RawQuery = query.Encode()
-	if resp, err = c.do(ctx, http.MethodPut, target.String(), header, nil, 0, http.StatusCreated, http.StatusNoContent); err != nil {
+	if resp, err = c.do(ctx, http.MethodPut, target.String(), header, nil, 0, uploaded...); err != nil {
 		return "", counted.n, lostUpload(err)
 	}
 	return got, counted.n, resp.Body.Close()
@@ -239,8 +285,7 @@ func lostUpload(err error) error {
 // PutManifest puts a manifest under a tag or digest.
 func (c *Client) PutManifest(ctx context.Context, reference, mediaType string, manifest []byte) error {
 	header := http.Header{"Content-Type": {mediaType}}
-	resp, err := c.do(ctx, http.MethodPut, c.url("/manifests/"+reference), header, strings.NewReader(string(manifest)), int64(len(manifest)),
-		http.StatusCreated, http.StatusOK, http.StatusAccepted)
+	resp, err := c.do(ctx, http.MethodPut, c.url("/manifests/"+reference), header, strings.NewReader(string(manifest)), int64(len(manifest)), uploaded...)
 	if err != nil {
 		return err
 	}
@@ -250,7 +295,7 @@ func (c *Client) PutManifest(ctx context.Context, reference, mediaType string, m
 // ManifestDigest asks for the digest of what is under a tag or digest; it is empty
 // when there is nothing.
 func (c *Client) ManifestDigest(ctx context.Context, reference string, accept []string) (digest.Digest, error) {
-	resp, err := c.do(ctx, http.MethodHead, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK, http.StatusNotFound)
+	resp, err := c.do(ctx, http.MethodHead, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK, http.StatusNotFound, http.StatusMethodNotAllowed)
 	if err != nil {
 		return "", err
 	}
@@ -261,7 +306,8 @@ func (c *Client) ManifestDigest(ctx context.Context, reference string, accept []
 	if d := digest.Digest(resp.Header.Get("Docker-Content-Digest")); d != "" {
 		return d, d.Validate()
 	}
-	// The header is optional (OCI distribution specification, "Pulling manifests").
+	// The header is optional (OCI distribution specification, "Pulling manifests"), and
+	// some take no HEAD.
 	_, text, err := c.Manifest(ctx, reference, accept)
 	if err != nil || text == nil {
 		return "", err
@@ -299,7 +345,7 @@ func (c *Client) CheckPush(ctx context.Context) error {
 // abandon ends an upload that was begun. What is left of one that is not ended a
 // registry collects by itself.
 func (c *Client) abandon(ctx context.Context, begun *http.Response) {
-	target, err := begun.Location()
+	target, err := c.location(begun)
 	if err != nil {
 		return
 	}

@@ -1,6 +1,7 @@
 package distribution
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,10 +45,13 @@ func (e *Error) Error() string {
 }
 
 // maxAnswer is how much of an error's body is read, in bytes; maxDetail how much of
-// it is shown.
+// it is shown, and maxCode how much of the code; answerTime is how long a body is
+// waited for.
 const (
-	maxAnswer = 64 << 10
-	maxDetail = 300
+	maxAnswer  = 64 << 10
+	maxDetail  = 300
+	maxCode    = 64 // the longest of the specification has 20
+	answerTime = 5 * time.Second
 )
 
 // answerError makes the Error of an answer with the body text.
@@ -62,16 +66,18 @@ func answerError(resp *http.Response, text []byte) *Error {
 			Message string `json:"message"`
 		} `json:"errors"`
 		Details string `json:"details"`
+		Message string `json:"message"`
 	}
 	switch err := json.Unmarshal(text, &body); {
 	case err == nil && len(body.Errors) > 0:
 		e.Code, e.Detail = body.Errors[0].Code, body.Errors[0].Message
-	case err == nil && body.Details != "":
-		e.Detail = body.Details
+	case err == nil:
+		e.Detail = cmp.Or(body.Details, body.Message)
 	case strings.HasPrefix(strings.TrimSpace(string(text)), "<"):
-	case err != nil:
+	default:
 		e.Detail = string(text)
 	}
+	e.Code = e.Code[:min(len(e.Code), maxCode)]
 	if challenge := resp.Header.Get("WWW-Authenticate"); strings.Contains(challenge, `error="insufficient_scope"`) {
 		e.Code = "DENIED"
 	}
@@ -87,7 +93,8 @@ func retryAfter(value string, now time.Time) time.Duration {
 	if value == "" {
 		return 0
 	}
-	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil {
+	seconds, err := strconv.ParseInt(value, 10, 32)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // which leaves the nearest that is in it
 		return max(time.Duration(seconds)*time.Second, 0)
 	}
 	if at, err := http.ParseTime(value); err == nil {
@@ -117,10 +124,10 @@ func requestError(ctx context.Context, method, target string, err error) error {
 			e.Detail += ": " + token.Errors[0].Message
 		}
 		return e
-	case errors.Is(err, errSent):
-		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: errSent.Error()}
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
 		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "credentials are required"}
+	case strings.Contains(err.Error(), "missing username or password"): // which has no type
+		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "it wants a user name and a password, and the credentials have not both"}
 	}
 	return fmt.Errorf("%s to %s: %w", method, host, err)
 }

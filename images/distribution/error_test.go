@@ -1,6 +1,7 @@
 package distribution
 
 import (
+	"math"
 	"net/http"
 	"net/url"
 	"strings"
@@ -18,7 +19,7 @@ func TestRetryAfter(t *testing.T) {
 		"86400":                         24 * time.Hour,
 		"soon":                          0,
 		"1.5":                           0,
-		"99999999999999999999":          0,
+		"99999999999999999999":          math.MaxInt32 * time.Second,
 		"Sun, 01 Mar 2026 10:01:00 GMT": time.Minute,
 		"Sun, 01 Mar 2026 09:00:00 GMT": 0,
 	} {
@@ -37,7 +38,9 @@ func TestAnswers(t *testing.T) {
 		"nothing":          {},
 		"specification":    {body: `{"errors":[{"code":"DENIED","message":"no  right"},{"code":"OTHER"}]}`, code: "DENIED", detail: "no right"},
 		"details":          {body: `{"details":"no right"}`, detail: "no right"},
-		"other JSON":       {body: `{"message":"no"}`},
+		"message":          {body: `{"message":"quota"}`, detail: "quota"},
+		"other JSON":       {body: `{"word":"no"}`},
+		"long code":        {body: `{"errors":[{"code":"` + strings.Repeat("X", 5000) + `"}]}`, code: strings.Repeat("X", maxCode)},
 		"page":             {body: "  <html>no</html>"},
 		"text":             {body: "no\nright", detail: "no right"},
 		"no text":          {body: "no \xff right", detail: "no right"},

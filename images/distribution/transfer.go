@@ -43,8 +43,10 @@ type meteredReader struct {
 	read   bool
 }
 
-// errSent is the error of a body that would have to be sent once more and cannot.
-var errSent = errors.New("the token ended while the body was sent")
+// ErrSentInPart is the error of a body that would have to be sent once more and
+// cannot: the server ended the connection, the token ran out or the upload was moved
+// while it was sent.
+var ErrSentInPart = errors.New("the upload has to be begun again: the registry gave it up when a part was sent")
 
 // again is http.Request.GetBody: it starts anew where that is possible, because the
 // body is a file or because nothing was read of it.
@@ -52,7 +54,7 @@ func (r *meteredReader) again() (io.ReadCloser, error) {
 	if r.read {
 		rewindable, ok := r.reader.(io.Seeker)
 		if !ok {
-			return nil, errSent
+			return nil, ErrSentInPart
 		}
 		if _, err := rewindable.Seek(0, io.SeekStart); err != nil {
 			return nil, err

@@ -360,3 +360,45 @@ func TestCacheWithThePushCredential(t *testing.T) {
 		t.Error("nothing was cached")
 	}
 }
+
+// TestRegistryThatFailsToMount gets the blobs that it could have mounted.
+func TestRegistryThatFailsToMount(t *testing.T) {
+	for _, status := range []int{500, 503} {
+		l, _ := pushLab(t)
+		l.registry.Fault(registry.Rule{
+			Method: http.MethodPost, When: func(r *http.Request) bool { return r.URL.Query().Has("mount") }, Do: registry.Reply{Status: status},
+		})
+		o := l.push()
+		o.wantSuccess(t)
+		o.wantAttempts(t, result.Push, 1)
+	}
+}
+
+// TestStallBeforeTheFirstWord is of a registry that takes connections and says
+// nothing: to the preflight, to the push and to the check after it.
+func TestStallBeforeTheFirstWord(t *testing.T) {
+	l, _ := pushLab(t)
+	// The first question is of the pull, the next of the preflight.
+	for first := 2; first <= 4; first++ {
+		t.Run(fmt.Sprint("question ", first), func(t *testing.T) {
+			l.registry.Fault(registry.Rule{Method: http.MethodGet, Path: "/v2/$", From: first, To: first, Do: registry.Stall{}})
+			o := l.push("--stall-timeout", "1s", "--no-cache", "--deadline", "2m")
+			o.wantSuccess(t)
+		})
+	}
+}
+
+// TestPushThatTheConfigurationBlocks ends before anything is built.
+func TestPushThatTheConfigurationBlocks(t *testing.T) {
+	l, counter := pushLab(t)
+	conf := l.file("blocked.conf", fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n[[registry]]\nprefix = %q\nlocation = %q\nblocked = true\n",
+		l.registry.Host(), l.registry.Host()+"/os", l.registry.Host()+"/os"))
+	o := l.push("--registries-conf", conf)
+	o.wantFailure(t, result.ReasonSettingsInvalid, "blocks")
+	if o.code != 2 {
+		t.Errorf("exit code %d, want 2", o.code)
+	}
+	if runs := l.lines(counter); len(runs) != 0 {
+		t.Errorf("the RUN step ran %d times", len(runs))
+	}
+}
