@@ -99,6 +99,7 @@ var otherVariables = []struct{ variable, flag string }{
 	{"BUILDAH_ISOLATION", "isolation"},
 	{"STORAGE_DRIVER", "storage-driver"},
 	{"SOURCE_DATE_EPOCH", "source-date-epoch"},
+	{"REGISTRY_AUTH_FILE", "authfile"},
 }
 
 // NewSettings returns settings whose flags are defined on flags.

@@ -184,6 +184,7 @@ func TestEnvironment(t *testing.T) {
 		{name: "MAX_RETRIES", environ: []string{"MAX_RETRIES=7"}, set: func(s *Settings) { s.MaxRetries = 7 }},
 		{name: "BUILDAH_ISOLATION", environ: []string{"BUILDAH_ISOLATION=rootless"}, set: func(s *Settings) { s.Isolation = "rootless" }},
 		{name: "STORAGE_DRIVER", environ: []string{"STORAGE_DRIVER=vfs"}, set: func(s *Settings) { s.StorageDriver = "vfs" }},
+		{name: "REGISTRY_AUTH_FILE", environ: []string{"REGISTRY_AUTH_FILE=auth.json"}, set: func(s *Settings) { s.AuthFile = "auth.json" }},
 		{name: "SOURCE_DATE_EPOCH", environ: []string{"SOURCE_DATE_EPOCH=5"}, set: func(s *Settings) { s.sourceDateEpoch = "5" }},
 		{name: "an empty variable of others counts as none", environ: []string{"MAX_RETRIES=", "STORAGE_DRIVER="}, set: func(*Settings) {}},
 		{

@@ -213,7 +213,7 @@ func CheckAuthFile(path string) error {
 // DefaultAuthFiles are where containers/image looks for credentials when nothing
 // else is said (containers-auth.json(5)).
 func DefaultAuthFiles() []string {
-	files := []string{os.Getenv("REGISTRY_AUTH_FILE")}
+	var files []string
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		files = append(files, filepath.Join(dir, "containers/auth.json"))
 	}

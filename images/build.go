@@ -375,7 +375,11 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker, signal string) *Error {
 	step := steps.failed(err)
 	failed := &Error{Step: step, Err: err}
-	v := classify(ctx, err, pulling)
+	direction := pulling
+	if strings.Contains(err.Error(), cachePush) {
+		direction = pushing
+	}
+	v := classify(ctx, err, direction)
 	at, instruction := spec.Containerfile, ""
 	if step != nil {
 		at = describeStep(step, spec.Containerfile)
@@ -405,6 +409,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
 		}
+	case direction == pushing && v.class != result.ClassInterrupted:
+		failed.Class, failed.Reason, failed.Status, failed.Host = v.class, v.reason, v.status, requestHost(err)
+		failed.Message = fmt.Sprintf("pushing what was built to --cache-to %s failed: %s", strings.Join(spec.CacheTo, ", "), oneLine(rootCause(err).Error()))
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
@@ -434,6 +441,18 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
 	}
 	return failed
+}
+
+// cachePush is what buildah says of a cache that could not be pushed to, at whatever
+// step that was.
+const cachePush = "failed pushing cache to"
+
+// rootCause is the error that all others are about.
+func rootCause(err error) error {
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err
 }
 
 // wrongFormat is what buildah says of a step whose program it could not start.

@@ -245,6 +245,7 @@ func (e *Engine) configureRegistries() error {
 		SystemRegistriesConfPath: e.config.RegistriesConf,
 		SignaturePolicyPath:      e.config.SignaturePolicy,
 		BigFilesTemporaryDir:     e.tmp,
+		BlobInfoCacheDir:         filepath.Join(e.store.GraphRoot(), "cache"), // where libimage has it
 		DockerRegistryUserAgent:  e.config.UserAgent,
 	}
 	if verify := e.config.TLSVerify; verify != nil {

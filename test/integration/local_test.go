@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/bases"
+	"github.com/strata-build/strata/test/registry"
 )
 
 func TestLocalBuildPrintsWhatBuildahUsersExpect(t *testing.T) {
@@ -242,6 +244,17 @@ func TestCacheInARegistry(t *testing.T) {
 	l.build(args...).wantSuccess(t)
 	if runs := l.lines(counter); len(runs) != 1 {
 		t.Errorf("the step ran %d times, a new store has it from the registry", len(runs))
+	}
+}
+
+// TestCacheThatCannotBePushed blames the cache, not a base image or the step.
+func TestCacheThatCannotBePushed(t *testing.T) {
+	for status, want := range map[int]result.Reason{403: result.ReasonPushDenied, 500: result.ReasonRegistryUnavailable} {
+		l := newLab(t).withBusy()
+		l.containerfile("FROM HOST/base/busy:1", "RUN true")
+		l.registry.Fault(registry.Rule{Method: http.MethodPost, Path: "/cache/", Do: registry.Reply{Status: status}})
+		o := l.build("--cache-to", l.image("cache"), "--retry-on", "transient")
+		o.wantFailure(t, want, "--cache-to "+l.image("cache"))
 	}
 }
 
