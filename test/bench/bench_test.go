@@ -8,13 +8,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // program is a way to do the work: some commands, run one after the other.
@@ -23,31 +20,20 @@ type program struct {
 	commands [][]string
 }
 
-// cost is what one run of a program took.
-type cost struct {
-	wall, cpu time.Duration
-	// peak is the peak resident memory of the largest process, in KiB.
-	peak int64
-}
-
 // run runs the commands and adds up their cost.
 func (p program) run(b *testing.B) cost {
 	b.Helper()
-	var c cost
+	var sum cost
 	for _, line := range p.commands {
-		cmd := exec.Command(line[0], line[1:]...)
-		start := time.Now()
-		out, err := cmd.CombinedOutput()
+		c, err := measure(line...)
 		if err != nil {
-			b.Fatalf("%s: %s: %v\n%s", p.name, strings.Join(line, " "), err, out)
+			b.Fatalf("%s: %v", p.name, err)
 		}
-		c.wall += time.Since(start)
-		c.cpu += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-		if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-			c.peak = max(c.peak, usage.Maxrss)
-		}
+		sum.Wall += c.Wall
+		sum.CPU += c.CPU
+		sum.Peak, sum.Floor = max(sum.Peak, c.Peak), max(sum.Floor, c.Floor)
 	}
-	return c
+	return sum
 }
 
 // compare runs the programs in turn and reports the medians of the first and the
@@ -59,20 +45,23 @@ func compare(b *testing.B, agent, peer program, before func()) {
 	turn := func() {
 		before()
 		a, p := agent.run(b), peer.run(b)
+		if a.Peak <= a.Floor || p.Peak <= p.Floor {
+			b.Fatalf("peaks of %d and %d KiB cannot be told from the %d KiB of what measures them", a.Peak, p.Peak, max(a.Floor, p.Floor))
+		}
 		costs = append(costs, a)
-		wall = append(wall, float64(a.wall)/float64(p.wall))
-		cpu = append(cpu, float64(a.cpu)/float64(p.cpu))
-		peak = append(peak, float64(a.peak)/float64(p.peak))
+		wall = append(wall, float64(a.Wall)/float64(p.Wall))
+		cpu = append(cpu, float64(a.CPU)/float64(p.CPU))
+		peak = append(peak, float64(a.Peak)/float64(p.Peak))
 	}
 	turn() // not counted: caches are warm after it
 	costs, wall, cpu, peak = nil, nil, nil, nil
 	for b.Loop() {
 		turn()
 	}
-	slices.SortFunc(costs, func(x, y cost) int { return int(x.wall - y.wall) })
+	slices.SortFunc(costs, func(x, y cost) int { return int(x.Wall - y.Wall) })
 	b.ReportMetric(0, "ns/op") // the time of both together says nothing
-	b.ReportMetric(float64(costs[len(costs)/2].wall.Milliseconds()), "agent-ms")
-	b.ReportMetric(float64(costs[len(costs)/2].peak)/1024, "agent-MiB")
+	b.ReportMetric(float64(costs[len(costs)/2].Wall.Milliseconds()), "agent-ms")
+	b.ReportMetric(float64(costs[len(costs)/2].Peak)/1024, "agent-MiB")
 	b.ReportMetric(median(wall), "wall-ratio")
 	b.ReportMetric(median(cpu), "cpu-ratio")
 	b.ReportMetric(median(peak), "peak-ratio")
@@ -195,7 +184,7 @@ func BenchmarkVersion(b *testing.B) {
 	agent := program{"agent", [][]string{{binary(b, "AGENT_BINARY"), "version"}}}
 	var cpu []float64
 	for b.Loop() {
-		cpu = append(cpu, float64(agent.run(b).cpu.Microseconds())/1000)
+		cpu = append(cpu, float64(agent.run(b).CPU.Microseconds())/1000)
 	}
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(median(cpu), "cpu-ms")
