@@ -321,6 +321,22 @@ func TestNoSecretWhereALongLineIsDivided(t *testing.T) {
 	}
 }
 
+func TestNoTokenInTheOutputOfSteps(t *testing.T) {
+	token := "eyJ" + strings.Repeat("Zm9vYmFy", 100)
+	for _, format := range formats {
+		for _, header := range []string{"Authorization: Bearer ", "Bearer "} {
+			for _, before := range []int{100, maxLine - len(header) - 400, maxLine - len(header), maxLine} {
+				c, out := testConsole(t, testSecrets, "--log-format="+format)
+				start := strings.Repeat("x ", before/2)
+				writeAll(t, c.output().Lines(), start+header+token[:200], token[200:500], token[500:], " end\n")
+				if text := out.String(); strings.Contains(text, token[100:120]) || strings.Contains(text, token[len(token)-20:]) || !strings.Contains(text, "[redacted] end") {
+					t.Errorf("%s, %q after %d bytes: …%q", format, header, before, text[max(len(text)-300, 0):])
+				}
+			}
+		}
+	}
+}
+
 func TestBytesThatAreNoTextAreNotHeldBack(t *testing.T) {
 	c, out := testConsole(t, testSecrets)
 	w := c.output().Lines()

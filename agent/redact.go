@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +17,13 @@ const redacted = "[redacted]"
 // secret: replacing every "a" would hide the text, not the password.
 const minSecret = 3
 
-// redactor removes known secrets from text. Everything that leaves the program
+// maxToken is the length in bytes up to which a token, with the name of its scheme,
+// is hidden also in a line that is written in parts.
+const maxToken = 8 << 10
+
+// redactor removes secrets from text: those that it knows, and what a header that
+// authorizes holds, since registries echo these and issue tokens that nobody else
+// has seen. Everything that leaves the program
 // as text passes through one: lines of the log and of RUN steps, and the Result.
 type redactor struct {
 	mu      sync.RWMutex
@@ -75,14 +82,14 @@ func (r *redactor) add(secrets ...string) {
 	slices.SortFunc(r.secrets, func(a, b string) int { return len(b) - len(a) })
 }
 
-// longest is the length in bytes of the longest secret.
+// longest is the length in bytes of the longest text that is hidden.
 func (r *redactor) longest() int {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if len(r.secrets) == 0 {
-		return 0
+		return maxToken
 	}
-	return len(r.secrets[0])
+	return max(len(r.secrets[0]), maxToken)
 }
 
 // text returns s without secrets.
@@ -94,5 +101,39 @@ func (r *redactor) text(s string) string {
 			s = strings.ReplaceAll(s, secret, redacted)
 		}
 	}
+	return withoutCredentials(s)
+}
+
+// What a header that authorizes holds, and what a scheme alone is followed by. A text
+// may pass through here again, with more of a credential behind what was hidden.
+var (
+	headerScheme     = regexp.MustCompile(`(?i)(authorization["'\\]*\s*[:=]\s*["'\\\[]*(?:bearer|basic|digest|negotiate|token)\s+)(?:\[redacted\]|[^\s"'\\<>,;)\]}\[$])(?:\[redacted\]|[^\s"'\\<>,;)\]}\[])*`)
+	headerCredential = regexp.MustCompile(`(?i)(authorization["'\\]*\s*[:=]\s*["'\\]*)(?:\[redacted\]|\[?[a-z0-9._~+/=-]{8,})+`)
+	schemeCredential = regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:\s+|%20|["'\\]*\s*[:=]\s*["'\\]*))((?:\[redacted\])*)([a-z0-9._~+/=-]+)`)
+)
+
+// withoutCredentials hides what authorizes a request, whoever issued it.
+func withoutCredentials(s string) string {
+	lower := strings.ToLower(s)
+	if strings.Contains(lower, "authorization") {
+		s = headerScheme.ReplaceAllString(s, "${1}"+redacted)
+		s = headerCredential.ReplaceAllString(s, "${1}"+redacted)
+	}
+	if strings.Contains(lower, "bearer") || strings.Contains(lower, "basic") {
+		s = schemeCredential.ReplaceAllStringFunc(s, func(found string) string {
+			part := schemeCredential.FindStringSubmatch(found)
+			if part[2] == "" && !looksLikeToken(part[3]) {
+				return found
+			}
+			return part[1] + redacted
+		})
+	}
 	return s
+}
+
+// looksLikeToken tells a token from the prose that follows a word such as "basic":
+// it is long, and has a digit or a capital letter within.
+func looksLikeToken(s string) bool {
+	const minToken = 16
+	return len(s) >= minToken && (strings.ContainsAny(s, "0123456789") || strings.ToLower(s[1:]) != s[1:])
 }

@@ -114,3 +114,43 @@ func TestNoSecretInTheResult(t *testing.T) {
 	}
 	redactResult(&result.Result{}, redact)
 }
+
+func TestWhatAuthorizesARequestIsHidden(t *testing.T) {
+	const jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJyb2JvdCJ9.c2lnbmF0dXJl-_x"
+	tests := []struct{ text, want string }{
+		{"bad header Authorization: Bearer " + jwt, "bad header Authorization: Bearer [redacted]"},
+		{"authorization: bearer short, says the proxy", "authorization: bearer [redacted], says the proxy"},
+		{"PROXY-AUTHORIZATION: BASIC cm9ib3Q6cGFzcw== HTTP/1.1", "PROXY-AUTHORIZATION: BASIC [redacted] HTTP/1.1"},
+		{"Authorization: opaquetoken", "Authorization: [redacted]"},
+		{`{"Authorization":"Bearer ` + jwt + `"}`, `{"Authorization":"Bearer [redacted]"}`},
+		{`"{\"Authorization\": \"Bearer ` + jwt + `\"}"`, `"{\"Authorization\": \"Bearer [redacted]\"}"`},
+		{"map[Accept:[a/b] Authorization:[Bearer " + jwt + "]]", "map[Accept:[a/b] Authorization:[Bearer [redacted]]]"},
+		{"Authorization: Bearer " + jwt + " and Authorization: Basic YTpi", "Authorization: Bearer [redacted] and Authorization: Basic [redacted]"},
+		{"invalid token: Bearer " + jwt + ".", "invalid token: Bearer [redacted]"},
+		{"basic 0123456789abcdef0123", "basic [redacted]"},
+		{"Basic cm9ib3Q6cGFzc3dvcmQ=", "Basic [redacted]"},
+		{"Bearer " + jwt[:20] + " …", "Bearer [redacted] …"},
+	}
+	for _, tt := range tests {
+		r := &redactor{}
+		got := r.text(tt.text)
+		if got != tt.want {
+			t.Errorf("%q became %q, want %q", tt.text, got, tt.want)
+		}
+		if again := r.text(got); again != got {
+			t.Errorf("%q became %q the second time", got, again)
+		}
+	}
+}
+
+func TestWhatOnlyMentionsAuthorizationIsShown(t *testing.T) {
+	for _, text := range []string{
+		"Basic authentication is required", "Basic Authentication-required", "basic auth: no", "the bearer token has expired",
+		`WWW-Authenticate: Bearer realm="https://auth.example/token",service="registry"`, "authorization failed",
+		"no Authorization header", `RUN curl -H "Authorization: Bearer $TOKEN" registry.example`, "Bearer: none", "a basically unauthorized 401",
+	} {
+		if got := (&redactor{}).text(text); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
