@@ -154,7 +154,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 // flushPart writes a line that does not end, up to where a secret may have begun
 // that is not there in full yet.
 func (w *lineWriter) flushPart() {
-	text := w.console.redact.text(string(w.buf))
+	text := w.console.redact.begun(string(w.buf))
 	end := max(len(text)-w.console.redact.longest(), 0)
 	for i := end; i > max(end-utf8.UTFMax, 0) && i < len(text); i-- {
 		if utf8.RuneStart(text[i]) { // else these bytes are no text

@@ -69,7 +69,8 @@ func unescaped(s string) string {
 	return s
 }
 
-// add makes secrets known, and their base64.
+// add makes secrets known, their base64, and how they look on one line, where white
+// space is folded.
 func (r *redactor) add(secrets ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -78,6 +79,9 @@ func (r *redactor) add(secrets ...string) {
 			continue
 		}
 		r.secrets = append(r.secrets, s, base64.StdEncoding.EncodeToString([]byte(s)))
+		if folded := strings.Join(strings.Fields(s), " "); len(folded) >= minSecret && !slices.Contains(r.secrets, folded) {
+			r.secrets = append(r.secrets, folded)
+		}
 	}
 	slices.SortFunc(r.secrets, func(a, b string) int { return len(b) - len(a) })
 }
@@ -92,8 +96,21 @@ func (r *redactor) longest() int {
 	return max(len(r.secrets[0]), maxToken)
 }
 
-// text returns s without secrets.
+// text returns s without secrets. What is left of a secret in a text that was cut
+// counts as one, too.
 func (r *redactor) text(s string) string {
+	s = r.begun(s)
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, secret := range r.secrets {
+		s = withoutPieces(s, secret)
+	}
+	return s
+}
+
+// begun returns a text that may go on without its secrets; its end may be the
+// beginning of one and stays as it is.
+func (r *redactor) begun(s string) string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, secret := range r.secrets {
@@ -102,6 +119,60 @@ func (r *redactor) text(s string) string {
 		}
 	}
 	return withoutCredentials(s)
+}
+
+// minPiece is the length in bytes from which the beginning or the end of a secret
+// is hidden where a text was cut: shorter ones are in many words.
+const minPiece = 6
+
+// cutMarks are what stands where text was left out.
+var cutMarks = regexp.MustCompile(`…|\.\.\.`)
+
+// withoutPieces hides what is left of a secret that was cut: its beginning before a
+// mark or at the end of the text, and its end behind a mark.
+func withoutPieces(s, secret string) string {
+	if len(secret) <= minPiece || !strings.Contains(s, secret[:minPiece]) && !strings.Contains(s, secret[len(secret)-minPiece:]) {
+		return s
+	}
+	var b strings.Builder
+	from := 0
+	for _, mark := range append(cutMarks.FindAllStringIndex(s, -1), []int{len(s), len(s)}) {
+		piece := s[from:mark[0]]
+		if from > 0 {
+			piece = withoutEnd(piece, secret)
+		}
+		b.WriteString(withoutBeginning(piece, secret) + s[mark[0]:mark[1]])
+		from = mark[1]
+	}
+	return b.String()
+}
+
+// withoutBeginning hides the longest beginning of the secret with which s ends.
+func withoutBeginning(s, secret string) string {
+	text := strings.TrimRight(s, " ")
+	for at := max(len(text)-len(secret), 0); ; at++ {
+		next := strings.Index(text[at:], secret[:minPiece])
+		if next < 0 {
+			return s
+		}
+		if at += next; strings.HasPrefix(secret, text[at:]) {
+			return text[:at] + redacted + s[len(text):]
+		}
+	}
+}
+
+// withoutEnd hides the longest end of the secret with which s begins.
+func withoutEnd(s, secret string) string {
+	text := strings.TrimLeft(s, " ")
+	for end := min(len(text), len(secret)); ; end-- {
+		last := strings.LastIndex(text[:end], secret[len(secret)-minPiece:])
+		if last < 0 {
+			return s
+		}
+		if end = last + minPiece; strings.HasSuffix(secret, text[:end]) {
+			return s[:len(s)-len(text)] + redacted + text[end:]
+		}
+	}
 }
 
 // What a header that authorizes holds, and what a scheme alone is followed by. A text

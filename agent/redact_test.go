@@ -154,3 +154,53 @@ func TestWhatOnlyMentionsAuthorizationIsShown(t *testing.T) {
 		}
 	}
 }
+
+func TestASecretIsHiddenWhereWhiteSpaceWasFolded(t *testing.T) {
+	r := &redactor{}
+	r.add("two  spaces", " a\ttab\nand lines\n")
+	for text, want := range map[string]string{
+		"password two  spaces":            "password [redacted]",
+		"password two spaces is wrong":    "password [redacted] is wrong",
+		"the file is a tab and lines now": "the file is [redacted] now",
+	} {
+		if got := r.text(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestAPieceOfASecretIsHiddenWhereATextWasCut(t *testing.T) {
+	const secret = "correct  horse battery"
+	const folded = "correct horse battery"
+	r := &redactor{}
+	r.add(secret, "another-one")
+	encoded := base64.StdEncoding.EncodeToString([]byte(secret))
+	for _, form := range []string{secret, folded, encoded} {
+		for n := minPiece; n < len(form); n++ {
+			begin, end := form[:n], form[len(form)-n:]
+			for _, tt := range []struct{ before, piece, after string }{
+				{"password ", begin, ""},
+				{"password ", begin, " …"},
+				{"password ", begin, "…, and more"},
+				{"password ", begin, "..."},
+				{"a … b ", begin, " … c"},
+				{"password … ", end, " is wrong"},
+				{"password …", end, ""},
+			} {
+				text := tt.before + tt.piece + tt.after
+				got := r.text(text)
+				if squeezed := strings.ReplaceAll(got, " ", ""); squeezed != strings.ReplaceAll(tt.before+redacted+tt.after, " ", "") {
+					t.Errorf("%q became %q", text, got)
+				}
+				if again := r.text(got); again != got {
+					t.Errorf("%q became %q the second time", got, again)
+				}
+			}
+		}
+	}
+	for _, text := range []string{"it is correct that the battery", "corre …", "correct horses …", "… a battery", "batter …"} {
+		if got := r.text(text); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
