@@ -12,9 +12,9 @@ import (
 	"github.com/strata-build/strata/images/distribution"
 )
 
-// progressInterval is how often a copy reports how far a blob is; it has to be
-// short beside the time after which a transfer counts as stalled.
-const progressInterval = 5 * time.Second
+// progressInterval is how often a copy reports how far a blob is: that of libimage,
+// which pulls and cannot be told another one.
+const progressInterval = time.Second
 
 // meter adds up what a copy reads, and gives up on one that reads nothing any more.
 // Its channel is never closed: a copy that failed may still have something to say.
@@ -28,20 +28,22 @@ type meter struct {
 	read int64
 }
 
-// newMeter returns a meter for a copy, which is to be made with its context. A stall
-// of 0 means that it is never given up.
+// newMeter returns a meter for a copy, which is to be made with its context. A copy
+// that reads nothing for stall is given up, at most progressInterval later since that
+// is how long what it read may be unknown; 0 means never.
 func newMeter(parent context.Context, stall time.Duration) *meter {
 	ctx, cancel := context.WithCancelCause(parent)
 	m := &meter{events: make(chan types.ProgressProperties), ctx: ctx, cancel: cancel}
+	silence := stall + progressInterval
 	if stall > 0 {
-		m.stall = time.AfterFunc(stall, func() {
+		m.stall = time.AfterFunc(silence, func() {
 			cancel(fmt.Errorf("%w for %v", distribution.ErrStalled, stall))
 		})
 	}
 	go func() {
 		for p := range m.events {
 			if m.stall != nil {
-				m.stall.Reset(stall)
+				m.stall.Reset(silence)
 			}
 			if p.Event == types.ProgressEventDone {
 				m.mu.Lock()
