@@ -21,10 +21,12 @@ type build struct {
 	console  *console
 	result   result.Result
 
-	engine  *images.Engine
-	pulled  map[images.Base]bool
-	imageID string
-	digest  string
+	engine *images.Engine
+	pulled map[images.Base]bool
+	// authFiles is the content of auth files when an attempt last began to use them.
+	authFiles map[string][]byte
+	imageID   string
+	digest    string
 	// bytes is what the current phase transferred, nil when it transfers nothing.
 	bytes *int64
 	// output is the end of what the failed step wrote.
@@ -229,10 +231,13 @@ func engineConfig(s *Settings, c *console) images.Config {
 }
 
 // readSecrets makes known what must not be shown. Auth files change while the
-// build runs, so they are read again whenever the libraries read them.
+// build runs, so they are read again whenever the libraries read them, and kept to
+// tell later whether what was refused is still what they hold.
 func (b *build) readSecrets() {
+	b.authFiles = map[string][]byte{}
 	for _, path := range append(images.DefaultAuthFiles(), b.settings.PullAuthFile, b.settings.PushAuthFile) {
 		if path != "" {
+			b.authFiles[path], _ = os.ReadFile(path) // what cannot be read is the libraries' to complain of
 			b.console.redact.add(images.AuthSecrets(path)...)
 		}
 	}

@@ -238,3 +238,28 @@ func TestAnUnknownErrorIsAnInternalOne(t *testing.T) {
 		}
 	}
 }
+
+func TestCredentialsThatChangeWhileTheyAreRefused(t *testing.T) {
+	for _, phase := range []result.Phase{result.Pull, result.Build, result.Push, result.Verify} {
+		t.Run(string(phase), func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			writeFile(t, "auth.json", `{"auths":{}}`)
+			b, lines := testBuild(t, "--retry-delay=1m")
+			b.settings.PushAuthFile, b.settings.PullAuthFile = "auth.json", "auth.json"
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			attempts := 0
+			err := b.phase(ctx, phase, 3, func(context.Context) error {
+				b.readSecrets()
+				if attempts++; attempts > 1 {
+					return nil
+				}
+				writeFile(t, "auth.json", `{"auths":{"r.example":{}}}`)
+				return failure(result.ReasonPushUnauthorized)
+			})
+			if err != nil || attempts != 2 || !slices.ContainsFunc(lines(), func(l string) bool { return strings.HasPrefix(l, "credentials changed on disk") }) {
+				t.Errorf("error %v after %d attempts, lines %q; want that the second is made at once", err, attempts, lines())
+			}
+		})
+	}
+}

@@ -62,8 +62,9 @@ func (b *build) finding(ctx context.Context, phase result.Phase, err error) erro
 const credentialsLook = 250 * time.Millisecond
 
 // credentialsChanged returns a channel that is closed when the auth file of a phase
-// changes whose credentials were refused, nil where nothing can change. A file that
-// is not there for a moment, while its volume is updated, has not changed.
+// changes whose credentials were refused, or has since it was read, nil where nothing
+// can change. A file that is not there for a moment, while its volume is updated, has
+// not changed.
 func (b *build) credentialsChanged(ctx context.Context, phase result.Phase, err error) <-chan struct{} {
 	path := b.settings.PushAuthFile
 	if phase == result.Pull || phase == result.Build {
@@ -72,7 +73,7 @@ func (b *build) credentialsChanged(ctx context.Context, phase result.Phase, err 
 	if images.AsError(err).Class != result.ClassAuth || path == "" {
 		return nil
 	}
-	changed := retry.WatchFile(ctx, path, credentialsLook)
+	changed := retry.WatchFile(ctx, path, b.authFiles[path], credentialsLook)
 	said := make(chan struct{})
 	go func() {
 		if _, ok := <-changed; ok {
