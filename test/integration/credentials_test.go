@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/registry"
 )
@@ -179,5 +181,26 @@ func TestSecretsOfAHostileRegistry(t *testing.T) {
 	o = l.build(l.pushArgs("--retry-on", "transient", "--log-level", "debug", "--log-format", "json")...)
 	if strings.Contains(o.stderr, entry) {
 		t.Error("the entry is in the log")
+	}
+}
+
+func TestATokenThatARegistryEchoes(t *testing.T) {
+	const token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJyb2JvdCJ9.c2lnbmF0dXJl"
+	for phase, rule := range map[result.Phase]registry.Rule{
+		result.Pull: {Method: "GET", Path: "base/busy/manifests/"},
+		result.Push: {Method: "PUT", Path: "/manifests/"},
+	} {
+		for _, format := range []string{"text", "json"} {
+			t.Run(string(phase)+"/"+format, func(t *testing.T) {
+				l, _ := pushLab(t)
+				l.secrets = append(l.secrets, token)
+				rule.Do = registry.Refuse(errcode.ErrorCodeManifestInvalid, "bad header Authorization: Bearer "+token)
+				l.registry.Fault(rule)
+				o := l.push("--max-retries", "1", "--log-level", "debug", "--log-format", format)
+				if o.code == 0 || !strings.Contains(o.result.Message, "Authorization: Bearer [redacted]") {
+					t.Errorf("exit %d, message %q", o.code, o.result.Message)
+				}
+			})
+		}
 	}
 }
