@@ -64,6 +64,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = o.TLS
 	transport.Proxy = o.Proxy
+	transport.DialContext = (&net.Dialer{Timeout: dialTime, Control: sendSteadily}).DialContext
 	c := &Client{options: o}
 	c.auth = &auth.Client{
 		Client: &http.Client{Transport: answers{transport}},

@@ -303,3 +303,21 @@ func TestErrorWhoseBodyDoesNotEnd(t *testing.T) {
 		t.Errorf("to be left alone for %v, want 7s", e.RetryAfter)
 	}
 }
+
+// TestSlowUploadIsNoStall is of a registry that reads steadily, if slowly: 800 kB/s.
+func TestSlowUploadIsNoStall(t *testing.T) {
+	c := connect(t, server(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPatch {
+			for {
+				time.Sleep(50 * time.Millisecond)
+				if _, err := io.CopyN(io.Discard, r.Body, 40<<10); err != nil {
+					break
+				}
+			}
+		}
+		uploads(w, r)
+	}), func(o *Options) { o.Stall = 2 * time.Second })
+	if _, _, err := c.PutBlob(t.Context(), stream(strings.Repeat("x", 6<<20)), "", 6<<20); err != nil {
+		t.Error(err)
+	}
+}

@@ -4,8 +4,30 @@ import (
 	"context"
 	"errors"
 	"io"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// dialTime is how long a connection may take to come about.
+const dialTime = 30 * time.Second
+
+// maxUnsent is how much of a connection's data, in bytes, waits in the kernel to be
+// sent. Without a limit it takes megabytes at once, and an upload that is slow but
+// steady would look as one that makes no progress.
+const maxUnsent = 256 << 10
+
+// sendSteadily is net.Dialer.Control.
+func sendSteadily(_, _ string, c syscall.RawConn) error {
+	var err error
+	if controlErr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent) //nolint:gosec // a descriptor is an int
+	}); controlErr != nil {
+		return controlErr
+	}
+	return err
+}
 
 // watchdog gives up on a request that makes no progress.
 type watchdog struct {
