@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -27,6 +28,8 @@ type build struct {
 	authFiles map[string][]byte
 	imageID   string
 	digest    string
+	// lost tells that the registry did not have what was pushed.
+	lost bool
 	// bytes is what the current phase transferred, nil when it transfers nothing.
 	bytes *int64
 	// output is the end of what the failed step wrote.
@@ -318,10 +321,21 @@ func (b *build) push(ctx context.Context) error {
 	return nil
 }
 
-// verify asks the destination whether it has what was pushed.
+// verify asks the destination whether it has what was pushed. What a registry has
+// lost meanwhile, or never kept, it is sent again.
 func (b *build) verify(ctx context.Context) error {
+	if b.lost {
+		if err := b.push(ctx); err != nil {
+			return err
+		}
+	}
 	b.readSecrets()
-	return b.engine.Verify(ctx, b.settings.destination, b.digest, b.settings.PushAuthFile)
+	err := b.engine.Verify(ctx, b.settings.destination, b.digest, b.settings.PushAuthFile)
+	if err != nil && b.imageID != "" && !b.settings.destination.Local() {
+		failed := images.AsError(err)
+		b.lost = failed.Reason == result.ReasonDigestMismatch || failed.Reason == result.ReasonPushFailed && failed.Status == http.StatusNotFound
+	}
+	return err
 }
 
 // leave writes the files that were asked for.

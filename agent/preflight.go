@@ -66,11 +66,12 @@ const credentialsLook = 250 * time.Millisecond
 // can change. A file that is not there for a moment, while its volume is updated, has
 // not changed.
 func (b *build) credentialsChanged(ctx context.Context, phase result.Phase, err error) <-chan struct{} {
+	failed := images.AsError(err)
 	path := b.settings.PushAuthFile
-	if phase == result.Pull || phase == result.Build {
+	if phase == result.Pull || failed.Reason == result.ReasonBaseImageUnauthorized {
 		path = b.settings.PullAuthFile
 	}
-	if images.AsError(err).Class != result.ClassAuth || path == "" {
+	if failed.Class != result.ClassAuth || path == "" {
 		return nil
 	}
 	changed := retry.WatchFile(ctx, path, b.authFiles[path], credentialsLook)

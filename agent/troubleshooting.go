@@ -65,9 +65,10 @@ how long the registry asked. No wait follows the last attempt, and a wait ends a
 a signal or at the deadline.
 
 What is not done twice: a push that fails does not build again; a build that fails resumes
-at the step that failed (` + "`--layers`" + `, on by default); a push that is tried again sends only blobs that
-the registry does not have; a download that is cut goes on where it was cut. A transfer
-that makes no progress for ` + "`--stall-timeout`" + ` (5 minutes) is given up and tried again.
+at the step that failed (` + "`--layers`" + `, on by default); a push that is tried again sends only
+blobs that the registry does not have; a download that is cut goes on where it was cut. An
+image that the registry does not have after all, when it is verified, is pushed again. A
+transfer that makes no progress for ` + "`--stall-timeout`" + ` (5 minutes) is given up and tried again.
 
 Before anything is pulled, the files and secrets that the Containerfile names are looked
 for, and the registry is asked once whether the push will be let in. What is found is

@@ -193,3 +193,19 @@ func TestImageOfTheSameBuildIsNotBuiltAgain(t *testing.T) {
 		t.Errorf("the RUN step ran %d times, another id has to build", len(runs))
 	}
 }
+
+// TestManifestThatIsLost is of something between that says yes in place of the registry.
+func TestManifestThatIsLost(t *testing.T) {
+	l, counter := pushLab(t)
+	l.registry.Fault(registry.Rule{Method: http.MethodPut, Path: "/manifests/", From: 1, To: 1, Do: registry.Reply{Status: 201}})
+	o := l.push("--retry-on", "transient")
+	o.wantSuccess(t)
+	o.wantAttempts(t, result.Push, 1)
+	o.wantAttempts(t, result.Verify, 2)
+	if !l.registry.Has(t, "os/layered", "1") {
+		t.Error("the image is not there")
+	}
+	if runs := l.lines(counter); len(runs) != 1 {
+		t.Errorf("the RUN step ran %d times", len(runs))
+	}
+}
