@@ -14,7 +14,7 @@ var classRows = []struct {
 }{
 	{
 		result.ClassTransient,
-		"connection refused, reset or closed, timeout, no such host, TLS handshake timeout, 408, 429, 500, 502, 503, 504, a lost upload session, a digest that does not match, a transfer that stalls",
+		"connection refused, reset or closed, timeout, no such host, TLS handshake timeout, 408, 425, 429, 500, 502, 503, 504 and every other 5xx that is not below, a lost upload session or blob, a digest that does not match, a transfer that stalls",
 		"tried again", "tried again",
 	},
 	{
