@@ -26,7 +26,7 @@ var classRows = []struct {
 		"tried again; finished steps are not run again", "ends at once",
 	},
 	{
-		result.ClassRejected, "400, 404 to a push, 405, 409, 413, 415, 501, 507",
+		result.ClassRejected, "400, 404 to a push, 405, 409, 413, 415, 501, 505, 507, 511",
 		"tried again", "ends at once",
 	},
 	{result.ClassResource, "no space, no inodes, out of memory", "tried again", "ends at once"},
