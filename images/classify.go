@@ -90,7 +90,7 @@ var rules = []rule{
 	{"architecture", textRule(result.ClassInput, result.ReasonWrongArchitecture,
 		"no image found in image index for architecture", "no image found in manifest list for architecture")},
 	{"manifest in every format", func(err error, d direction) (verdict, bool) {
-		return statusVerdict(http.StatusBadRequest, d), strings.Contains(said(err), "Uploading manifest failed, attempted the following formats")
+		return statusVerdict(http.StatusBadRequest, d), strings.Contains(said(err), everyFormatRejected)
 	}},
 	{"registry error code", func(err error, d direction) (verdict, bool) {
 		code, status := registryCode(err)
@@ -132,6 +132,10 @@ var rules = []rule{
 		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, isNetwork(err)
 	}},
 }
+
+// everyFormatRejected is what a copy says when a registry took the manifest in none
+// of the formats that it knows.
+const everyFormatRejected = "Uploading manifest failed, attempted the following formats"
 
 // classify says what an error of a transfer means. ctx is that of the build: an
 // error after its end is an interruption, whatever the library made of it.
@@ -352,7 +356,7 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 	if named := requestHost(err); named != "" {
 		host = named
 	}
-	if host != t.host && t.direction == pushing {
+	if host != t.host && host != serviceHost(t.host) && t.direction == pushing {
 		t.credentials = "to which no credentials are sent, as it is not " + t.host
 	}
 	doing := t.doing + " " + t.what

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/distribution"
 )
 
 const htmlPage = "<html>\n<head><title>Sorry</title></head>\n<body>nginx says\nno</body>\n</html>\n"
@@ -811,5 +812,22 @@ func TestAsError(t *testing.T) {
 	e := AsError(unknown)
 	if e.Reason != result.ReasonInternalError || e.Error() != "nobody knows" || !errors.Is(e, unknown) || e.ExitCode() != 1 {
 		t.Errorf("%s, %q, exit code %d; want an InternalError of the cause", e.Reason, e.Error(), e.ExitCode())
+	}
+}
+
+// TestWhoseCredentialsWereRefused is of the registry, whose service may have another
+// name, and of a store that an upload is sent on to.
+func TestWhoseCredentialsWereRefused(t *testing.T) {
+	e := open(t)
+	for _, s := range []struct{ registry, answered, want, not string }{
+		{"r.example", "r.example", "user robot", "no credentials are sent"},
+		{"docker.io", "registry-1.docker.io", "user robot", "no credentials are sent"},
+		{"r.example", "store.example", "no credentials are sent, as it is not r.example", "user robot"},
+	} {
+		refused := &distribution.Error{Method: http.MethodPatch, Host: s.answered, Status: http.StatusUnauthorized}
+		got := e.transferError(t.Context(), refused, transfer{pushing, "pushing", "x", s.registry, "user robot"})
+		if !strings.Contains(got.Message, s.want) || strings.Contains(got.Message, s.not) {
+			t.Errorf("%s of %s: %s", s.answered, s.registry, got.Message)
+		}
 	}
 }

@@ -51,15 +51,20 @@ func (e *Engine) connect(ctx context.Context, ref reference.Named, authFile stri
 	if err != nil {
 		return nil, fmt.Errorf("getting username and password: %w", err)
 	}
-	if host == "docker.io" {
-		host = "registry-1.docker.io" // the name of the service behind the name
-	}
 	return distribution.Connect(ctx, distribution.Options{
-		Host: host, Repository: reference.Path(ref),
+		Host: serviceHost(host), Repository: reference.Path(ref),
 		TLS: config, PlainHTTP: insecure,
 		User: auth.Username, Password: auth.Password, IdentityToken: auth.IdentityToken,
 		UserAgent: e.config.UserAgent, Proxy: http.ProxyFromEnvironment, Stall: e.config.Stall,
 	})
+}
+
+// serviceHost is the host that answers for a registry.
+func serviceHost(registry string) string {
+	if registry == "docker.io" {
+		return "registry-1.docker.io"
+	}
+	return registry
 }
 
 // certDir is the directory with certificates for a registry, empty for none.

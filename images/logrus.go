@@ -32,10 +32,9 @@ func RouteLogs(log *slog.Logger) {
 // What containers/image says at the level debug, and nowhere else, of a pull: of a
 // mirror that it went on from, and of a registry that it is about to leave alone for
 // a while before it asks again.
-var (
-	mirrorFailed = "Accessing \""
-	leavingAlone = regexp.MustCompile(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
-)
+const mirrorFailed = "Accessing \""
+
+var leavingAlone = regexp.MustCompile(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
 
 // rateLimited is told of a registry that asks to be left alone; nil tells nobody.
 var rateLimited atomic.Pointer[func(*distribution.Error)]

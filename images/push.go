@@ -182,7 +182,7 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	man, err := copy.Image(meter.ctx, policy, target, src, options)
 	written, err := meter.stop(err)
 	var format types.ManifestTypeRejectedError
-	if err != nil && outcome.rejected != nil && (errors.As(err, &format) || strings.Contains(err.Error(), "attempted the following formats")) {
+	if err != nil && outcome.rejected != nil && (errors.As(err, &format) || strings.Contains(err.Error(), everyFormatRejected)) {
 		err = outcome.rejected // the copy made a sentence of what it was told
 	}
 	if err != nil {

@@ -8,6 +8,7 @@
 package distribution
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -192,13 +193,28 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 }
 
 // location is where an answer says to go on. A registry behind a proxy that speaks
-// https for it may say http, which is not followed.
+// https for it may say http, which is not followed, and one may name the port that
+// goes without saying: it is the registry all the same, and gets its credentials.
 func (c *Client) location(resp *http.Response) (*url.URL, error) {
 	target, err := resp.Location()
-	if err == nil && target.Host == c.base.Host && c.base.Scheme == "https" {
+	if err != nil {
+		return nil, err
+	}
+	if target.Host == c.base.Host && c.base.Scheme == "https" {
 		target.Scheme = c.base.Scheme
 	}
-	return target, err
+	if target.Scheme == c.base.Scheme && target.Hostname() == c.base.Hostname() && port(target) == port(&c.base) {
+		target.Host = c.base.Host
+	}
+	return target, nil
+}
+
+// port is the port of a URL, also where it goes without saying.
+func port(u *url.URL) string {
+	if u.Scheme == "https" {
+		return cmp.Or(u.Port(), "443")
+	}
+	return cmp.Or(u.Port(), "80")
 }
 
 // HasBlob tells whether the repository has a blob, and its size in bytes.

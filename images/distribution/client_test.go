@@ -321,3 +321,27 @@ func TestSlowUploadIsNoStall(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestLocationOfTheRegistryItself(t *testing.T) {
+	for _, tt := range []struct{ base, location, want string }{
+		{"https://r.example", "https://r.example:443/up", "https://r.example/up"},
+		{"https://r.example:443", "https://r.example/up", "https://r.example:443/up"},
+		{"http://r.example", "http://r.example:80/up", "http://r.example/up"},
+		{"https://r.example", "http://r.example/up", "https://r.example/up"},
+		{"https://r.example", "/up", "https://r.example/up"},
+		{"https://r.example", "https://r.example:8443/up", "https://r.example:8443/up"},
+		{"https://r.example", "http://r.example:80/up", "http://r.example:80/up"},
+		{"http://r.example:5000", "https://r.example:5000/up", "https://r.example:5000/up"},
+		{"https://r.example", "https://store.example/up", "https://store.example/up"},
+	} {
+		base, err := url.Parse(tt.base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &Client{base: *base}
+		resp := &http.Response{Header: http.Header{"Location": {tt.location}}, Request: &http.Request{URL: base}}
+		if got, err := c.location(resp); err != nil || got.String() != tt.want {
+			t.Errorf("from %s to %s: %v, error %v; want %s", tt.base, tt.location, got, err, tt.want)
+		}
+	}
+}
