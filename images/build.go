@@ -316,7 +316,7 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 		authFile = e.mergedAuthFile(spec.AuthFile, spec.CacheAuthFile)
 	}
 	sys := e.system(authFile)
-	if sys.DockerCertPath == "" && file.fetches() {
+	if file.fetches() {
 		if sys.DockerCertPath, err = e.allAuthorities(); err != nil {
 			return define.BuildOptions{}, unavailable("the certificates of authorities cannot be collected", err)
 		}

@@ -54,7 +54,7 @@ type rule struct {
 
 // rules is the table of what errors mean; the first rule that matches decides.
 var rules = []rule{
-	{"answer to a push", func(err error, d direction) (verdict, bool) {
+	{"answer of a registry", func(err error, d direction) (verdict, bool) {
 		var answer *distribution.Error
 		if !errors.As(err, &answer) {
 			return verdict{}, false
@@ -356,7 +356,7 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 	if named := requestHost(err); named != "" {
 		host = named
 	}
-	if host != t.host && host != serviceHost(t.host) && t.direction == pushing {
+	if host != t.host && host != serviceHost(t.host) {
 		t.credentials = "to which no credentials are sent, as it is not " + t.host
 	}
 	doing := t.doing + " " + t.what

@@ -66,6 +66,21 @@ func newCourier(t *testing.T, change ...func(*Config)) *courier {
 	return c
 }
 
+// wantSignatures makes the policy ask for a signature of what is in the hub, which
+// makes containers/image the one that reads it. It returns c.
+func (c *courier) wantSignatures(t *testing.T) *courier {
+	t.Helper()
+	c.sys.SignaturePolicyPath = write(t, t.TempDir()+"/policy.json", fmt.Sprintf(
+		`{"default":[{"type":"insecureAcceptAnything"}],"transports":{"docker":{%q:[{"type":"signedBy","keyType":"GPGKeys","keyPath":"/no/such"}]}}}`, c.hub.host))
+	return c
+}
+
+// clients are those that a pull is made with.
+var clients = map[string]func(*courier, *testing.T) *courier{
+	"own":     func(c *courier, _ *testing.T) *courier { return c },
+	"library": (*courier).wantSignatures,
+}
+
 // pull fails to pull an image that is in no store yet.
 func (c *courier) pull(t *testing.T, ref string) *Error {
 	t.Helper()
@@ -161,13 +176,15 @@ var uploads = []struct{ name, method, path string }{
 }
 
 func TestStatusOfAPull(t *testing.T) {
-	c := newCourier(t, insecure)
-	for _, s := range statuses {
-		for _, b := range bodies {
-			t.Run(fmt.Sprintf("%d %s", s.status, b.name), func(t *testing.T) {
-				c.hub.failing(http.MethodGet, "/manifests/", answer(s.status, b.mime, b.body))
-				wantMeaning(t, c.pull(t, c.hub.host+"/base:none"), s.pulled, s.pullReason, s.status, c.hub.host)
-			})
+	for name, client := range clients {
+		c := client(newCourier(t, insecure), t)
+		for _, s := range statuses {
+			for _, b := range bodies {
+				t.Run(fmt.Sprintf("%s %d %s", name, s.status, b.name), func(t *testing.T) {
+					c.hub.failing(http.MethodGet, "/manifests/", answer(s.status, b.mime, b.body))
+					wantMeaning(t, c.pull(t, c.hub.host+"/base:none"), s.pulled, s.pullReason, s.status, c.hub.host)
+				})
+			}
 		}
 	}
 }
@@ -238,12 +255,14 @@ var codes = []struct {
 }
 
 func TestCodeOfAPull(t *testing.T) {
-	c := newCourier(t, insecure)
-	for _, s := range codes {
-		t.Run(s.code, func(t *testing.T) {
-			c.hub.failing(http.MethodGet, "/manifests/", answer(s.status, "application/json", errorBody(s.code, "as the registry says")))
-			wantMeaning(t, c.pull(t, c.hub.host+"/base:none"), s.pulled, s.pullReason, s.status, c.hub.host)
-		})
+	for name, client := range clients {
+		c := client(newCourier(t, insecure), t)
+		for _, s := range codes {
+			t.Run(name+" "+s.code, func(t *testing.T) {
+				c.hub.failing(http.MethodGet, "/manifests/", answer(s.status, "application/json", errorBody(s.code, "as the registry says")))
+				wantMeaning(t, c.pull(t, c.hub.host+"/base:none"), s.pulled, s.pullReason, s.status, c.hub.host)
+			})
+		}
 	}
 }
 
@@ -273,7 +292,7 @@ func TestCodeThatIsNotOfTheSpecification(t *testing.T) {
 	}{
 		{"Harbor has no such artifact", 404, errorBody("NOT_FOUND", "artifact os/base:none not found"), result.ClassInput, result.ReasonBaseImageNotFound, 404},
 		{"registry.redhat.io has no such image", 404, errorBody("UNKNOWN", "Not Found"), result.ClassInput, result.ReasonBaseImageNotFound, 404},
-		{"a code without a meaning", 400, errorBody("WHATEVER", "malformed"), result.ClassRejected, result.ReasonPullFailed, 0},
+		{"a code without a meaning", 400, errorBody("WHATEVER", "malformed"), result.ClassRejected, result.ReasonPullFailed, 400},
 	} {
 		t.Run("pull: "+s.name, func(t *testing.T) {
 			c.hub.failing(http.MethodGet, "/manifests/", answer(s.status, "application/json", s.body))

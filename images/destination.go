@@ -2,13 +2,10 @@ package images
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 
@@ -19,7 +16,6 @@ import (
 	"go.podman.io/image/v5/pkg/compression"
 	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
-	"go.podman.io/image/v5/pkg/tlsclientconfig"
 	"go.podman.io/image/v5/types"
 
 	"github.com/strata-build/strata/images/distribution"
@@ -29,34 +25,46 @@ import (
 // not apply. Everything that can change while a build runs is read anew.
 func (e *Engine) connect(ctx context.Context, ref reference.Named, authFile string) (*distribution.Client, error) {
 	sys := e.system(authFile)
-	insecure := sys.DockerInsecureSkipTLSVerify == types.OptionalBoolTrue
-	registry, err := sysregistriesv2.FindRegistry(sys, ref.Name())
+	registry, err := e.registry(sys, ref)
 	if err != nil {
-		return nil, invalid("the registries configuration cannot be read", err)
+		return nil, err
 	}
-	if registry != nil {
-		if registry.Blocked {
-			return nil, invalid("--tag", fmt.Errorf("the registries configuration blocks %s", registry.Prefix))
-		}
-		insecure = insecure || registry.Insecure && sys.DockerInsecureSkipTLSVerify == types.OptionalBoolUndefined
+	return e.dial(ctx, sys, ref, distribution.Options{PlainHTTP: registry != nil && registry.Insecure})
+}
+
+// registry is what the registries configuration says of where ref is, nil for
+// nothing. It is an error that this is blocked.
+func (e *Engine) registry(sys *types.SystemContext, ref reference.Named) (*sysregistriesv2.Registry, error) {
+	registry, err := sysregistriesv2.FindRegistry(sys, ref.Name())
+	switch {
+	case err != nil:
+		return nil, invalid("the registries configuration cannot be read", err)
+	case registry != nil && registry.Blocked:
+		return nil, invalid(ref.String()+" cannot be used", fmt.Errorf("the registries configuration blocks %s", registry.Prefix))
+	}
+	return registry, nil
+}
+
+// dial connects to the repository of ref with the credentials and certificates that
+// there are for it. PlainHTTP in o tells what the registries configuration says;
+// --tls-verify overrules it.
+func (e *Engine) dial(ctx context.Context, sys *types.SystemContext, ref reference.Named, o distribution.Options) (*distribution.Client, error) {
+	if verify := sys.DockerInsecureSkipTLSVerify; verify != types.OptionalBoolUndefined {
+		o.PlainHTTP = verify == types.OptionalBoolTrue
 	}
 	host := reference.Domain(ref)
-	config := &tls.Config{InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // as the user says
-	if dir := e.certDir(host); dir != "" {
-		if err := tlsclientconfig.SetupCertificates(dir, config); err != nil {
-			return nil, invalid("the certificates for "+host+" cannot be read", err)
-		}
+	var err error
+	if o.TLS, err = e.tls(host, o.PlainHTTP); err != nil {
+		return nil, err
 	}
 	auth, err := dockerconfig.GetCredentialsForRef(sys, ref)
 	if err != nil {
 		return nil, fmt.Errorf("getting username and password: %w", err)
 	}
-	return distribution.Connect(ctx, distribution.Options{
-		Host: serviceHost(host), Repository: reference.Path(ref),
-		TLS: config, PlainHTTP: insecure,
-		User: auth.Username, Password: auth.Password, IdentityToken: auth.IdentityToken,
-		UserAgent: e.config.UserAgent, Proxy: http.ProxyFromEnvironment, Stall: e.config.Stall,
-	})
+	o.Host, o.Repository = serviceHost(host), reference.Path(ref)
+	o.User, o.Password, o.IdentityToken = auth.Username, auth.Password, auth.IdentityToken
+	o.UserAgent, o.Proxy, o.Stall = e.config.UserAgent, http.ProxyFromEnvironment, e.config.Stall
+	return distribution.Connect(ctx, o)
 }
 
 // serviceHost is the host that answers for a registry.
@@ -65,26 +73,6 @@ func serviceHost(registry string) string {
 		return "registry-1.docker.io"
 	}
 	return registry
-}
-
-// certDir is the directory with certificates for a registry, empty for none.
-func (e *Engine) certDir(host string) string {
-	if e.sys.DockerCertPath != "" {
-		return e.sys.DockerCertPath
-	}
-	for _, base := range certDirs() {
-		dir := filepath.Join(base, host)
-		if _, err := os.Stat(dir); err == nil {
-			return dir
-		}
-	}
-	return ""
-}
-
-// certDirs are the directories with a directory of certificates for each registry
-// (containers-certs.d(5)).
-func certDirs() []string {
-	return []string{filepath.Join(os.Getenv("HOME"), ".config/containers/certs.d"), "/etc/containers/certs.d", "/usr/share/containers/certs.d", "/etc/docker/certs.d"}
 }
 
 // pushReference is a reference to an image in a registry that is written to

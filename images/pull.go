@@ -72,12 +72,22 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
 	}}
-	defer listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })()
+	stopListening := func() {}
+	defer func() { stopListening() }()
+	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
+		own, ok := e.ownSource(ref)
+		if !ok {
+			stopListening()
+			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
+		}
+		return own, nil
+	}
 	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)
 	if err != nil {
 		host, credentials := b.Name, "no credentials"
-		if ref, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err == nil {
+		if ref, parseErr := reference.ParseNormalizedNamed(trimDocker(b.Name)); parseErr == nil {
+			ref = endpointOf(err, ref)
 			host, credentials = reference.Domain(ref), e.describeCredentials(authFile, ref)
 		}
 		failed := e.transferError(ctx, err, transfer{pulling, "pulling", "the base image " + b.Name, host, credentials})

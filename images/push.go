@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/distribution"
 )
 
 // Destination is where an image goes: a registry, or a file or directory.
@@ -294,11 +295,14 @@ func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile s
 		return "", nil
 	}
 	mime, man, err := client.Manifest(ctx, tagged.Tag(), manifest.DefaultRequestedManifestMIMETypes)
+	if distribution.IsNotFound(err) {
+		return "", nil
+	}
 	if err != nil {
 		return "", fail(err)
 	}
 	if mime != imgspecv1.MediaTypeImageManifest {
-		return "", nil // there is nothing, or something without annotations
+		return "", nil // it has no annotations
 	}
 	oci, err := manifest.OCI1FromManifest(man)
 	if err != nil || oci.Annotations[BuildIDAnnotation] != buildID {

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/pkg/tlsclientconfig"
 )
 
 // describeTrust says, of a certificate that is not trusted, who issued it and
@@ -32,16 +34,54 @@ func (e *Engine) hasMirrors(ref reference.Named) bool {
 	return err == nil && registry != nil && len(registry.Mirrors) > 0
 }
 
-// trustPlaces lists where containers/image and the Go library look for the
-// certificates of authorities for a registry.
+// certDirs are the directories with a directory of certificates for each registry
+// (containers-certs.d(5)).
+func certDirs() []string {
+	return []string{filepath.Join(os.Getenv("HOME"), ".config/containers/certs.d"), "/etc/containers/certs.d", "/usr/share/containers/certs.d", "/etc/docker/certs.d"}
+}
+
+// certDir is the directory with certificates for a registry, empty for none.
+func (e *Engine) certDir(host string) string {
+	if e.sys.DockerCertPath != "" {
+		return e.sys.DockerCertPath
+	}
+	for _, base := range certDirs() {
+		dir := filepath.Join(base, host)
+		if _, err := os.Stat(dir); err == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
+// authorityFiles are the certificates of authorities that are there for any registry.
+// They make one pool, because one transfer talks to several servers: to the registry,
+// to its token server and to the store that it keeps blobs in.
+func (e *Engine) authorityFiles() []string {
+	patterns := []string{filepath.Join(e.sys.DockerCertPath, "*.crt")}
+	if e.sys.DockerCertPath == "" {
+		patterns = nil
+	}
+	for _, dir := range certDirs() {
+		patterns = append(patterns, filepath.Join(dir, "*", "*.crt"))
+	}
+	var files []string
+	for _, pattern := range patterns {
+		found, _ := filepath.Glob(pattern) // which fails for a bad pattern alone: for a path that cannot be read nothing is there
+		files = append(files, found...)
+	}
+	return files
+}
+
+// trustPlaces lists where the certificates of authorities for a registry are looked
+// for.
 func (e *Engine) trustPlaces(host string) []string {
 	var places []string
 	if e.sys.DockerCertPath != "" {
 		places = append(places, e.sys.DockerCertPath)
-	} else {
-		for _, dir := range certDirs() {
-			places = append(places, filepath.Join(dir, host))
-		}
+	}
+	for _, dir := range certDirs() {
+		places = append(places, filepath.Join(dir, host))
 	}
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		places = append(places, file)
@@ -52,11 +92,49 @@ func (e *Engine) trustPlaces(host string) []string {
 	return append(places, "the certificates of the system")
 }
 
-// allAuthorities collects the certificates of authorities that are there for single
-// registries in one directory, for ADD: buildah has one directory for the servers
-// that ADD fetches from, and none for each of them. It returns an empty path if
-// there are none.
+// tls is the configuration for connections to a registry and to the servers that it
+// sends its clients to.
+func (e *Engine) tls(host string, insecure bool) (*tls.Config, error) {
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, invalid("the certificates of the system cannot be read", err)
+	}
+	for _, file := range e.authorityFiles() {
+		if text, err := os.ReadFile(file); err == nil { // one that cannot be read may not be needed
+			pool.AppendCertsFromPEM(text)
+		}
+	}
+	config := &tls.Config{RootCAs: pool, InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // as the user says
+	if dir := e.certDir(host); dir != "" {
+		if err := tlsclientconfig.SetupCertificates(dir, config); err != nil {
+			return nil, invalid("the certificates for "+host+" cannot be read", err)
+		}
+	}
+	return config, nil
+}
+
+// allAuthorities collects the certificates of authorities in one directory, for ADD:
+// buildah has one directory for the servers that ADD fetches from, and none for each
+// of them. What else is in that of --cert-dir is there too. The path is empty if there
+// are no certificates.
 func (e *Engine) allAuthorities() (string, error) {
+	links := map[string]string{} // from the name in the directory to the file
+	for i, file := range e.authorityFiles() {
+		if _, err := os.ReadFile(file); err == nil {
+			links[fmt.Sprintf("%d.crt", i)] = file
+		}
+	}
+	if e.sys.DockerCertPath != "" {
+		for _, pattern := range []string{"*.cert", "*.key"} {
+			files, _ := filepath.Glob(filepath.Join(e.sys.DockerCertPath, pattern))
+			for _, file := range files {
+				links[filepath.Base(file)] = file
+			}
+		}
+	}
+	if len(links) == 0 {
+		return "", nil
+	}
 	dir := filepath.Join(e.tmp, "authorities")
 	if err := os.RemoveAll(dir); err != nil { // what a former attempt collected
 		return "", err
@@ -64,24 +142,14 @@ func (e *Engine) allAuthorities() (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", err
 	}
-	found := 0
-	for _, base := range certDirs() {
-		files, err := filepath.Glob(filepath.Join(base, "*", "*.crt"))
+	for name, file := range links {
+		target, err := filepath.Abs(file)
+		if err == nil {
+			err = os.Symlink(target, filepath.Join(dir, name))
+		}
 		if err != nil {
 			return "", err
 		}
-		for _, file := range files {
-			if _, err := os.ReadFile(file); err != nil {
-				continue // containers/image says so where the file is needed
-			}
-			found++
-			if err := os.Symlink(file, filepath.Join(dir, fmt.Sprintf("%d.crt", found))); err != nil {
-				return "", err
-			}
-		}
-	}
-	if found == 0 {
-		return "", nil
 	}
 	return dir, nil
 }

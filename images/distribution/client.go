@@ -1,10 +1,11 @@
 // Package distribution talks to one repository of a registry in the words of the
-// OCI distribution specification, as far as a push needs them.
+// OCI distribution specification, as far as a pull and a push need them.
 //
-// containers/image pushes too, but what a registry says of a failure does not come
+// containers/image does so too, but what a registry says of a failure does not come
 // out of it: for how long it wants to be left alone, which status an answer had,
 // how many bytes it took. Here each request is made once, and what goes wrong is an
-// *Error with those facts; nothing is tried again.
+// *Error with those facts; nothing is tried again, but a download that breaks off is
+// taken up where it was.
 package distribution
 
 import (
@@ -38,6 +39,11 @@ type Options struct {
 	// User and Password, or IdentityToken, are the credentials; all empty for none.
 	User, Password, IdentityToken string
 	UserAgent                     string
+	// ReadOnly asks a token server for a token that is good for pulls alone.
+	ReadOnly bool
+	// Namespace is the registry that a mirror stands for and wants to be told of, as
+	// containerd does (namespace-proxy in containers-registries.conf(5)); else empty.
+	Namespace string
 	// Proxy finds the proxy for a request; nil uses none.
 	Proxy func(*http.Request) (*url.URL, error)
 	// Stall is how long a transfer may make no progress; 0 for ever.
@@ -147,7 +153,11 @@ func (c *Client) Sent() int64 { return c.sent.Load() }
 
 // url returns the URL of something in the repository.
 func (c *Client) url(path string) string {
-	return c.base.String() + "/v2/" + c.options.Repository + path
+	target := c.base.String() + "/v2/" + c.options.Repository + path
+	if c.options.Namespace != "" {
+		target += "?" + url.Values{"ns": {c.options.Namespace}}.Encode()
+	}
+	return target
 }
 
 // do makes one request and returns the answer when it has one of the statuses.
@@ -155,7 +165,11 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 	ctx, cancel := context.WithCancelCause(ctx)
 	watch := c.watch(cancel)
 	ctx, wish := withWish(ctx)
-	ctx = auth.WithScopesForHost(ctx, c.options.Host, auth.ScopeRepository(c.options.Repository, auth.ActionPull, auth.ActionPush))
+	actions := []string{auth.ActionPull, auth.ActionPush}
+	if c.options.ReadOnly {
+		actions = actions[:1]
+	}
+	ctx = auth.WithScopesForHost(ctx, c.options.Host, auth.ScopeRepository(c.options.Repository, actions...))
 	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
 		cancel(nil)
@@ -179,7 +193,8 @@ func (c *Client) do(ctx context.Context, method, target string, header http.Head
 		cancel(nil)
 		return nil, err
 	}
-	resp.Body = &answerBody{ReadCloser: resp.Body, watch: watch, cancel: cancel}
+	watch.stop()
+	resp.Body = &answerBody{ReadCloser: resp.Body, ctx: ctx, watch: watch, cancel: cancel}
 	for _, status := range accepted {
 		if resp.StatusCode == status {
 			return resp, nil
@@ -326,25 +341,31 @@ func (c *Client) ManifestDigest(ctx context.Context, reference string, accept []
 	// The header is optional (OCI distribution specification, "Pulling manifests"), and
 	// some take no HEAD.
 	_, text, err := c.Manifest(ctx, reference, accept)
-	if err != nil || text == nil {
+	switch {
+	case IsNotFound(err):
+		return "", nil
+	case err != nil:
 		return "", err
 	}
 	return digest.FromBytes(text), nil
 }
 
-// Manifest returns what is under a tag or digest and its media type; nil when
-// there is nothing.
-func (c *Client) Manifest(ctx context.Context, reference string, accept []string) (mediaType string, manifest []byte, err error) {
-	resp, err := c.do(ctx, http.MethodGet, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK, http.StatusNotFound)
+// Manifest returns what is under a tag or digest, and the Content-Type that it was
+// sent with. When there is nothing, IsNotFound is true of the error.
+func (c *Client) Manifest(ctx context.Context, reference string, accept []string) (contentType string, manifest []byte, err error) {
+	resp, err := c.do(ctx, http.MethodGet, c.url("/manifests/"+reference), http.Header{"Accept": accept}, nil, 0, http.StatusOK)
 	if err != nil {
 		return "", nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusNotFound {
-		return "", nil, nil
+	manifest, err = io.ReadAll(io.LimitReader(resp.Body, maxManifest+1))
+	switch {
+	case err != nil:
+		return "", nil, fmt.Errorf("reading the manifest %s from %s: %w", reference, c.options.Host, err)
+	case len(manifest) > maxManifest:
+		return "", nil, fmt.Errorf("the manifest %s of %s has more than %d bytes", reference, c.options.Host, maxManifest)
 	}
-	manifest, err = io.ReadAll(io.LimitReader(resp.Body, maxManifest))
-	return resp.Header.Get("Content-Type"), manifest, err
+	return resp.Header.Get("Content-Type"), manifest, nil
 }
 
 // CheckPush finds out whether a push would be let in: it begins an upload, as the

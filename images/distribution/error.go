@@ -44,6 +44,12 @@ func (e *Error) Error() string {
 	return text
 }
 
+// IsNotFound tells whether a registry answered that there is nothing.
+func IsNotFound(err error) bool {
+	var answer *Error
+	return errors.As(err, &answer) && answer.Status == http.StatusNotFound
+}
+
 // maxAnswer is how much of an error's body is read, in bytes; maxDetail how much of
 // it is shown, and maxCode how much of the code; answerTime is how long a body is
 // waited for.

@@ -3,6 +3,7 @@ package distribution
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"syscall"
 	"time"
@@ -38,7 +39,7 @@ type watchdog struct {
 func (c *Client) watch(cancel context.CancelCauseFunc) *watchdog {
 	w := &watchdog{after: c.options.Stall}
 	if w.after > 0 {
-		w.timer = time.AfterFunc(w.after, func() { cancel(ErrStalled) })
+		w.timer = time.AfterFunc(w.after, func() { cancel(fmt.Errorf("%w for %v", ErrStalled, w.after)) })
 	}
 	return w
 }
@@ -50,6 +51,7 @@ func (w *watchdog) progress() {
 	}
 }
 
+// stop tells that nothing is waited for, until there is progress again.
 func (w *watchdog) stop() {
 	if w.timer != nil {
 		w.timer.Stop()
@@ -97,14 +99,19 @@ func (r *meteredReader) Read(p []byte) (int, error) {
 // answerBody is the body of an answer. The request ends when it is closed.
 type answerBody struct {
 	io.ReadCloser
+	ctx    context.Context
 	watch  *watchdog
 	cancel context.CancelCauseFunc
 }
 
 // Read implements io.Reader.
 func (b *answerBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
 	b.watch.progress()
+	n, err := b.ReadCloser.Read(p)
+	b.watch.stop()
+	if cause := context.Cause(b.ctx); err != nil && errors.Is(cause, ErrStalled) {
+		err = cause
+	}
 	return n, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -45,6 +46,42 @@ func TestP05RateLimitedWithRetryAfter(t *testing.T) {
 				if !strings.Contains(o.stderr, want) {
 					t.Errorf("the log does not hold %q", want)
 				}
+			}
+		})
+	}
+}
+
+// TestPullWithRetryAfter: a pull waits as long as a registry, or its token server,
+// asks for, and says so; not for a day.
+func TestPullWithRetryAfter(t *testing.T) {
+	for name, tt := range map[string]struct {
+		path   string
+		status int
+	}{
+		"429 to the manifest": {"base/busy/manifests/", 429},
+		"503 to the manifest": {"base/busy/manifests/", 503},
+		"429 to a blob":       {"base/busy/blobs/", 429},
+		"503 to a blob":       {"base/busy/blobs/", 503},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t).withBusy()
+			l.containerfile("FROM HOST/base/busy:1", "RUN true")
+			reply := registry.Reply{Status: tt.status, Header: http.Header{"Retry-After": {"4"}}}
+			f := l.registry.Fault(registry.Rule{Method: "GET", Path: tt.path, From: 1, To: 1, Do: reply})
+			o := l.build("--retry-on", "transient", "--retry-delay", "10ms")
+			o.wantSuccess(t)
+			o.wantAttempts(t, result.Pull, 2)
+			if waited, err := time.ParseDuration(o.result.Attempts[0].Waited); err != nil || waited < 4*time.Second || waited > 10*time.Second {
+				t.Errorf("it waited %s, want what was asked for", o.result.Attempts[0].Waited)
+			}
+			f.Remove()
+			reply.Header.Set("Retry-After", "86400")
+			l.registry.Fault(registry.Rule{Method: "GET", Path: tt.path, Do: reply})
+			l.newStore()
+			o = l.build("--retry-on", "transient")
+			o.wantFailure(t, map[int]result.Reason{429: result.ReasonRateLimited, 503: result.ReasonRegistryUnavailable}[tt.status], "24h0m0s", l.registry.Host())
+			if o.took > time.Minute {
+				t.Errorf("it took %v", o.took)
 			}
 		})
 	}
@@ -289,6 +326,33 @@ func TestP28AuthorityInOnePlaceOnly(t *testing.T) {
 	l.mkdir("home/.config/containers/certs.d/" + l.registry.Host())
 	ca.WriteFile(t, filepath.Join(l.dir, "home/.config/containers/certs.d", l.registry.Host(), "ca.crt"))
 	push().wantSuccess(t)
+}
+
+// TestTokenServerWithItsOwnAuthority: each server has its certificates where it is
+// looked for, and one transfer talks to both.
+func TestTokenServerWithItsOwnAuthority(t *testing.T) {
+	passwords, theirs := filepath.Join(t.TempDir(), "passwords"), registry.NewCA(t)
+	if err := os.WriteFile(passwords, []byte("robot:word\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := newLab(t, registry.WithTLS(), registry.WithTokenAuth(registry.TokenAuth{PasswordFile: passwords, CA: theirs}))
+	auth := l.authFile("auth.json", "robot", "word")
+	certs := "home/.config/containers/certs.d/"
+	l.registry.CA().WriteFile(t, filepath.Join(l.mkdir(certs+l.registry.Host()), "ca.crt"))
+	l.bare = true
+	build := func(from string) outcome {
+		l.newStore()
+		l.containerfile("FROM "+from, "COPY Containerfile /")
+		return l.build("--storage-root", filepath.Join(l.dir, "store"), "--result", filepath.Join(l.dir, "result.json"), "--retry-on", "transient",
+			"--authfile", auth, "--tag", l.image("os/tls:1"), "--push", l.context)
+	}
+	o := build("scratch")
+	o.wantFailure(t, result.ReasonCertificateUntrusted, "unknown authority")
+
+	tokens := strings.Replace(l.registry.Tokens().Host(), "127.0.0.1", "localhost", 1)
+	theirs.WriteFile(t, filepath.Join(l.mkdir(certs+tokens), "ca.crt"))
+	build("scratch").wantSuccess(t)
+	build("HOST/os/tls:1").wantSuccess(t)
 }
 
 func TestRegistryThatIsNowhere(t *testing.T) {

@@ -120,6 +120,14 @@ func (l *lab) containerfile(lines ...string) {
 // image is the full name of an image in the registry.
 func (l *lab) image(name string) string { return l.registry.Host() + "/" + name }
 
+// newStore empties the store.
+func (l *lab) newStore() {
+	l.t.Helper()
+	if err := os.RemoveAll(filepath.Join(l.dir, "store")); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
 // authFile writes an auth file for the registry and makes its password a secret.
 func (l *lab) authFile(name, user, password string) string {
 	l.t.Helper()

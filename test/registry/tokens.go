@@ -34,6 +34,9 @@ type TokenAuth struct {
 	// Otherwise it answers 403 DENIED. In any case it answers 401 where the token
 	// did not ask.
 	Challenge bool
+	// CA signs the token server's certificate; nil stands for the registry's. It
+	// counts only where the registry has TLS.
+	CA *CA
 }
 
 // TokenServer hands out bearer tokens at /token: random strings that mean
@@ -60,6 +63,9 @@ func newTokenServer(t testing.TB, rules TokenAuth, service string, secure *tls.C
 	t.Helper()
 	if rules.Lifetime == 0 {
 		rules.Lifetime = defaultLifetime
+	}
+	if secure != nil && rules.CA != nil {
+		ca, secure = rules.CA, rules.CA.serverConfig(t)
 	}
 	s := &TokenServer{rules: rules, service: service, issued: make(map[string]token)}
 	s.Server = newServer(t, "token server", "127.0.0.1:0", secure, ca)

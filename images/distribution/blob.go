@@ -1,0 +1,82 @@
+package distribution
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	digest "github.com/opencontainers/go-digest"
+)
+
+// resumeAfter is how many bytes a download has to have brought since it was last
+// taken up again: one that breaks off sooner fails, and is the caller's to repeat.
+// The figure is that of containers/image (docker/body_reader.go). The first time
+// anything will do.
+const resumeAfter = 1 << 20
+
+// Blob opens a blob and returns its size in bytes, -1 when that is not known. A
+// download that breaks off is taken up where it was, also from a registry that
+// sends everything anew; one that stalls fails with ErrStalled.
+func (c *Client) Blob(ctx context.Context, d digest.Digest) (io.ReadCloser, int64, error) {
+	target := c.url("/blobs/" + d.String())
+	resp, err := c.do(ctx, http.MethodGet, target, nil, nil, 0, http.StatusOK)
+	if err != nil {
+		return nil, 0, err
+	}
+	return &download{client: c, ctx: ctx, target: target, body: resp.Body, size: resp.ContentLength}, resp.ContentLength, nil
+}
+
+// download is a blob that is read.
+type download struct {
+	client *Client
+	ctx    context.Context
+	target string
+	body   io.ReadCloser
+	size   int64 // -1 when it is not known
+	offset int64 // what was read
+	last   int64 // the offset at which it was last taken up again
+}
+
+// Read implements io.Reader.
+func (d *download) Read(p []byte) (int, error) {
+	n, err := d.body.Read(p)
+	d.offset += int64(n)
+	if err == nil || n > 0 && !errors.Is(err, io.EOF) {
+		return n, nil // an error is there again at the next call
+	}
+	if errors.Is(err, io.EOF) && (d.size < 0 || d.offset >= d.size) || d.ctx.Err() != nil {
+		return n, err
+	}
+	if errors.Is(err, ErrStalled) || d.offset-d.last < resumeAfter && (d.last > 0 || d.offset == 0) {
+		return n, fmt.Errorf("reading a blob from %s: %w", d.client.options.Host, err)
+	}
+	if again := d.resume(); again != nil {
+		return n, fmt.Errorf("reading a blob from %s: %w, and to take it up again failed: %w", d.client.options.Host, err, again)
+	}
+	return n, nil
+}
+
+// resume asks for what is not read yet.
+func (d *download) resume() error {
+	_ = d.body.Close()
+	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-", d.offset)}}
+	resp, err := d.client.do(d.ctx, http.MethodGet, d.target, header, nil, 0, http.StatusOK, http.StatusPartialContent)
+	if err != nil {
+		return err
+	}
+	d.body, d.last = resp.Body, d.offset
+	if resp.StatusCode == http.StatusOK { // from the start
+		_, err = io.CopyN(io.Discard, d.body, d.offset)
+		return err
+	}
+	var first int64
+	if _, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-", &first); err != nil || first != d.offset {
+		return fmt.Errorf("it was asked for the bytes from %d on and answered with %q", d.offset, resp.Header.Get("Content-Range"))
+	}
+	return nil
+}
+
+// Close implements io.Closer.
+func (d *download) Close() error { return d.body.Close() }

@@ -1,0 +1,239 @@
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"strings"
+
+	digest "github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
+	"go.podman.io/image/v5/signature"
+	"go.podman.io/image/v5/types"
+
+	"github.com/strata-build/strata/images/distribution"
+)
+
+// ownSource makes a reference to an image in a registry one that is read through a
+// client of our own. ok is false for what only containers/image can read: an image
+// with the signature that a policy asks for.
+func (e *Engine) ownSource(ref types.ImageReference) (own types.ImageReference, ok bool) {
+	if ref.Transport().Name() != docker.Transport.Name() {
+		return ref, true
+	}
+	if e.wantsSignature(ref) {
+		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
+		return ref, false
+	}
+	return pullReference{ref, e}, true
+}
+
+// wantsSignature tells whether the policy asks more of an image than to be there
+// (containers-policy.json(5), "Policy requirements").
+func (e *Engine) wantsSignature(ref types.ImageReference) bool {
+	policy, err := signature.DefaultPolicy(&e.sys)
+	if err != nil {
+		return true // which the library reports
+	}
+	requirements := policy.Default
+	if scopes, ok := policy.Transports[ref.Transport().Name()]; ok {
+		for _, scope := range append([]string{ref.PolicyConfigurationIdentity()}, append(ref.PolicyConfigurationNamespaces(), "")...) {
+			if found, ok := scopes[scope]; ok {
+				requirements = found
+				break
+			}
+		}
+	}
+	for _, requirement := range requirements {
+		var kind struct{ Type string }
+		text, err := json.Marshal(requirement)
+		if err != nil || json.Unmarshal(text, &kind) != nil || kind.Type != "insecureAcceptAnything" && kind.Type != "reject" {
+			return true
+		}
+	}
+	return false
+}
+
+// pullReference is a reference to an image in a registry that is read through a
+// client of our own, from the first endpoint that has it: a mirror, or the registry
+// itself (containers-registries.conf(5)).
+type pullReference struct {
+	types.ImageReference
+	engine *Engine
+}
+
+// NewImageSource implements types.ImageReference.
+func (r pullReference) NewImageSource(ctx context.Context, sys *types.SystemContext) (types.ImageSource, error) {
+	named := r.DockerReference()
+	registry, err := r.engine.registry(sys, named)
+	if err != nil {
+		return nil, err
+	}
+	if registry == nil {
+		registry = &sysregistriesv2.Registry{Endpoint: sysregistriesv2.Endpoint{Location: named.String()}, Prefix: named.String()}
+	}
+	endpoints, err := registry.PullSourcesFromReference(named)
+	if err != nil {
+		return nil, invalid("the registries configuration cannot be used", err)
+	}
+	var failed endpointErrors
+	for _, endpoint := range endpoints {
+		s, err := r.open(ctx, sys, endpoint)
+		if err == nil {
+			for _, f := range failed {
+				r.engine.log.Warn(fmt.Sprintf("Accessing the mirror %s failed, %s is used: %s", f.ref, endpoint.Reference, oneLine(f.err.Error())))
+			}
+			return s, nil
+		}
+		failed = append(failed, &endpointError{endpoint.Reference, err})
+	}
+	return nil, failed
+}
+
+// open reads the manifest from one endpoint.
+func (r pullReference) open(ctx context.Context, sys *types.SystemContext, at sysregistriesv2.PullSource) (*pullSource, error) {
+	if _, err := r.engine.registry(sys, at.Reference); err != nil {
+		return nil, err // a mirror may be blocked in its own right
+	}
+	client, err := r.engine.dial(ctx, sys, at.Reference, distribution.Options{
+		PlainHTTP: at.Endpoint.Insecure, Namespace: at.Endpoint.NamespaceProxy, ReadOnly: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &pullSource{logical: r, at: at.Reference, client: client}
+	target := ""
+	switch named := at.Reference.(type) {
+	case reference.Digested:
+		target = named.Digest().String()
+	case reference.Tagged:
+		target = named.Tag()
+	}
+	if s.manifest, s.mediaType, err = s.fetch(ctx, target); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// endpointError is why an endpoint did not have the image.
+type endpointError struct {
+	ref reference.Named
+	err error
+}
+
+// Error implements error.
+func (e *endpointError) Error() string { return e.err.Error() }
+
+// Unwrap implements errors.Unwrap.
+func (e *endpointError) Unwrap() error { return e.err }
+
+// endpointErrors are those of the mirrors of a registry and, last, of the registry
+// itself, which is the one that counts. Its text is in the form of containers/image.
+type endpointErrors []*endpointError
+
+// Error implements error.
+func (e endpointErrors) Error() string {
+	last := e[len(e)-1]
+	if len(e) == 1 {
+		return last.Error()
+	}
+	mirrors := make([]string, 0, len(e))
+	for _, failed := range e[:len(e)-1] {
+		mirrors = append(mirrors, fmt.Sprintf("[%s: %v]", failed.ref, failed.err))
+	}
+	return fmt.Sprintf("(Mirrors also failed: %s): %s: %v", strings.Join(mirrors, " "), last.ref, last.err)
+}
+
+// Unwrap implements errors.Unwrap.
+func (e endpointErrors) Unwrap() error { return e[len(e)-1] }
+
+// pullSource implements types.ImageSource for one endpoint.
+type pullSource struct {
+	logical   pullReference
+	at        reference.Named
+	client    *distribution.Client
+	manifest  []byte
+	mediaType string
+}
+
+var _ types.ImageSource = (*pullSource)(nil)
+
+// Reference implements types.ImageSource: what the user named, not where it is.
+func (s *pullSource) Reference() types.ImageReference { return s.logical }
+
+// Close implements types.ImageSource.
+func (s *pullSource) Close() error {
+	s.client.Close()
+	return nil
+}
+
+// GetManifest implements types.ImageSource.
+func (s *pullSource) GetManifest(ctx context.Context, instance *digest.Digest) ([]byte, string, error) {
+	if instance == nil {
+		return s.manifest, s.mediaType, nil
+	}
+	if err := instance.Validate(); err != nil {
+		return nil, "", err
+	}
+	return s.fetch(ctx, instance.String())
+}
+
+// fetch reads the manifest under a tag or digest.
+func (s *pullSource) fetch(ctx context.Context, target string) ([]byte, string, error) {
+	contentType, text, err := s.client.Manifest(ctx, target, manifest.DefaultRequestedManifestMIMETypes)
+	if err != nil {
+		return nil, "", fmt.Errorf("reading the manifest %s of %s: %w", target, s.at.Name(), s.failure(err))
+	}
+	mediaType, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		mediaType = "" // it is guessed from the text
+	}
+	return text, manifest.NormalizedMIMEType(mediaType), nil
+}
+
+// HasThreadSafeGetBlob implements types.ImageSource.
+func (s *pullSource) HasThreadSafeGetBlob() bool { return true }
+
+// GetBlob implements types.ImageSource.
+func (s *pullSource) GetBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, int64, error) {
+	if err := info.Digest.Validate(); err != nil {
+		return nil, 0, err
+	}
+	blob, size, err := s.client.Blob(ctx, info.Digest)
+	if err != nil {
+		return nil, 0, s.failure(err)
+	}
+	// A push to the same registry can take it over from there.
+	cache.RecordKnownLocation(s.logical.Transport(), types.BICTransportScope{Opaque: reference.Domain(s.at)}, info.Digest, types.BICLocationReference{Opaque: s.at.Name()})
+	return blob, size, nil
+}
+
+// failure adds to an error of this endpoint which one it is.
+func (s *pullSource) failure(err error) error { return &endpointError{s.at, err} }
+
+// GetSignatures implements types.ImageSource. It is not asked where they matter.
+func (s *pullSource) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
+	return nil, nil
+}
+
+// LayerInfosForCopy implements types.ImageSource.
+func (s *pullSource) LayerInfosForCopy(context.Context, *digest.Digest) ([]types.BlobInfo, error) {
+	return nil, nil
+}
+
+// endpointOf is where a transfer of ref failed, when the error tells: a mirror, or
+// the place that the registries configuration puts in place of its registry.
+func endpointOf(err error, ref reference.Named) reference.Named {
+	var at *endpointError
+	if errors.As(err, &at) {
+		return at.ref
+	}
+	return ref
+}

@@ -1,0 +1,118 @@
+package images
+
+import (
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+
+	"go.podman.io/image/v5/docker"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+func TestWhatThePolicyAsksOfAnImage(t *testing.T) {
+	const anything, signed, reject = `[{"type":"insecureAcceptAnything"}]`, `[{"type":"signedBy","keyType":"GPGKeys","keyPath":"/key"}]`, `[{"type":"reject"}]`
+	for name, tt := range map[string]struct {
+		policy string
+		want   bool
+	}{
+		"nothing":                         {`{"default":` + anything + `}`, false},
+		"never":                           {`{"default":` + reject + `}`, false},
+		"by default":                      {`{"default":` + signed + `}`, true},
+		"of another registry":             {`{"default":` + anything + `,"transports":{"docker":{"other.example":` + signed + `}}}`, false},
+		"of another transport":            {`{"default":` + anything + `,"transports":{"oci":{"":` + signed + `}}}`, false},
+		"of this transport":               {`{"default":` + anything + `,"transports":{"docker":{"":` + signed + `}}}`, true},
+		"of the registry":                 {`{"default":` + anything + `,"transports":{"docker":{"r.example":` + signed + `}}}`, true},
+		"of the registry, not of the one": {`{"default":` + signed + `,"transports":{"docker":{"r.example":` + signed + `,"r.example/os/base":` + anything + `}}}`, false},
+		"of the tag":                      {`{"default":` + anything + `,"transports":{"docker":{"r.example/os/base:1":` + signed + `}}}`, true},
+		"of a wildcard":                   {`{"default":` + anything + `,"transports":{"docker":{"*.example":` + signed + `}}}`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := open(t)
+			b.sys.SignaturePolicyPath = write(t, t.TempDir()+"/policy.json", tt.policy)
+			ref, err := docker.ParseReference("//r.example/os/base:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := b.wantsSignature(ref); got != tt.want {
+				t.Errorf("a signature is wanted: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestMirrorThatServes has a registry that is not there, and mirrors of which the
+// second has the image.
+func TestMirrorThatServes(t *testing.T) {
+	first, second, gone := newHub(t), newHub(t), newHub(t)
+	gone.Close()
+	second.add(t, "1", runtime.GOARCH)
+	first.failing(http.MethodGet, "/manifests/", answer(503, "text/html", htmlPage))
+	conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+		"[[registry]]\nlocation = %q\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", gone.host, first.host, second.host))
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	if _, err := b.Pull(t.Context(), "Containerfile", Base{Name: gone.host + "/base:1", Line: 3}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.store.Image(gone.host + "/base:1"); err != nil {
+		t.Errorf("the image is not in the store under its name: %v", err)
+	}
+	log := b.log.String()
+	for _, want := range []string{first.host, "503", second.host} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log does not have %s: %s", want, log)
+		}
+	}
+}
+
+// TestMirrorsThatAllFail has each endpoint named with its own cause.
+func TestMirrorsThatAllFail(t *testing.T) {
+	first, second, registry := newHub(t), newHub(t), newHub(t)
+	first.failing(http.MethodGet, "/manifests/", answer(503, "text/html", htmlPage))
+	second.failing(http.MethodGet, "/manifests/", answer(401, "text/html", htmlPage))
+	conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+		"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", registry.host, first.host, second.host))
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	_, err := b.Pull(t.Context(), "Containerfile", Base{Name: registry.host + "/base:1", Line: 3}, "")
+	e := mustFail(t, err)
+	wantMeaning(t, e, result.ClassInput, result.ReasonBaseImageNotFound, 404, registry.host)
+	for _, want := range []string{first.host + "/base:1: ", first.host + " answered 503", second.host + " answered 401", registry.host + " answered 404"} {
+		if !strings.Contains(e.Message, want) {
+			t.Errorf("the message does not have %q: %s", want, e.Message)
+		}
+	}
+}
+
+// TestRegistryInPlaceOfAnother has the credentials of the place that is asked, which
+// is not the one that is named.
+func TestRegistryInPlaceOfAnother(t *testing.T) {
+	h := newHub(t)
+	h.guard("robot", "right")
+	conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf("[[registry]]\nprefix = \"named.example\"\nlocation = %q\ninsecure = true\n", h.host))
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	auth := write(t, t.TempDir()+"/auth.json", fmt.Sprintf(`{"auths":{"named.example":{"auth":"bm8="},%q:{"auth":"cm9ib3Q6d3Jvbmc="}}}`, h.host))
+	_, err := b.Pull(t.Context(), "Containerfile", Base{Name: "named.example/base:1", Line: 3}, auth)
+	e := mustFail(t, err)
+	wantMeaning(t, e, result.ClassAuth, result.ReasonBaseImageUnauthorized, 401, h.host)
+	if want := fmt.Sprintf(`user "robot" from %s, entry %s`, auth, h.host); !strings.Contains(e.Message, want) {
+		t.Errorf("the message does not have %q: %s", want, e.Message)
+	}
+}
+
+func TestRegistryThatIsBlocked(t *testing.T) {
+	h := newHub(t)
+	h.add(t, "1", runtime.GOARCH)
+	asked := 0
+	h.failing("", "", func(http.ResponseWriter, *http.Request) { asked++ })
+	conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf("[[registry]]\nlocation = %q\nblocked = true\n", h.host))
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	_, err := b.Pull(t.Context(), "Containerfile", Base{Name: h.host + "/base:1", Line: 3}, "")
+	if e := mustFail(t, err); e.Reason != result.ReasonSettingsInvalid || !strings.Contains(e.Message, "blocks "+h.host) {
+		t.Errorf("%s: %s", e.Reason, e.Message)
+	}
+	if asked != 0 {
+		t.Errorf("it was asked %d times", asked)
+	}
+}
