@@ -222,13 +222,17 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	b.pulled = map[images.Base]bool{}
 	b.console.log.Debug("Prepared", "store", b.engine.StorageRoot(), "driver", b.engine.Storage(),
 		"isolation", b.engine.Isolation(), "userns", b.result.Sandbox.UserNS, "temp", b.engine.TempDir())
+	if err := b.assemble(); err != nil {
+		return err
+	}
+	b.describePod()
 	return nil
 }
 
 func engineConfig(s *Settings, c *console) images.Config {
 	return images.Config{
 		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
-		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy,
+		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy, Authorities: s.Authorities,
 		Platform: s.Platform, UserAgent: "strata/" + Version(), Stall: s.StallTimeout, Output: c.output(),
 	}
 }
@@ -305,7 +309,11 @@ func (b *build) build(ctx context.Context) error {
 		return err
 	}
 	b.readSecrets()
-	b.imageID, err = b.engine.Build(ctx, b.settings.BuildSpec, file)
+	spec := b.settings.BuildSpec
+	if spec.Volumes, err = b.mountCopies(); err != nil {
+		return err
+	}
+	b.imageID, err = b.engine.Build(ctx, spec, file)
 	return err
 }
 

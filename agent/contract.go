@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"path"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -34,8 +35,8 @@ result, reasons and exit codes.
 
 ## Flags and environment
 
-Flags win over the environment, the environment over defaults. A list flag takes
-one value from each line of its variable. A variable that begins with ` + "`STRATA_`" + ` and
+Flags win over the environment, the environment over the files of a build pod, these
+over defaults. A list flag takes one value from each line of its variable. A variable that begins with ` + "`STRATA_`" + ` and
 is none of these is an error.
 
 | flag | environment | default | meaning |
@@ -62,6 +63,7 @@ is none of these is an error.
 	fmt.Fprintf(&b, `
 `+"`--file`"+` is another name of `+"`--containerfile`"+`.
 
+%s
 ## Attempts
 
 Pull, Build, Push and Verify get `+"`--max-retries`"+` attempts each. After each attempt
@@ -105,7 +107,7 @@ error and of the instruction, the middle of the message.
 
 | code | meaning | a Job should |
 |---|---|---|
-`, result.MaxBytes, result.TerminationLog, result.Schema, result.Succeeded, result.Failed, result.Interrupted,
+`, podContract(), result.MaxBytes, result.TerminationLog, result.Schema, result.Succeeded, result.Failed, result.Interrupted,
 		result.Prepare, result.Pull, result.Build, result.Push, result.Verify)
 	for _, c := range result.ExitCodes() {
 		fmt.Fprintf(&b, "| %d | %s | %s |\n", c.Code, c.Meaning, c.Job)
@@ -113,6 +115,33 @@ error and of the instruction, the middle of the message.
 	b.WriteString("\n## Reasons\n\n| reason | class | exit code | meaning | what to do |\n|---|---|---|---|---|\n")
 	for _, e := range result.Entries() {
 		fmt.Fprintf(&b, "| `%s` | %s | %d | %s | %s |\n", e.Reason, e.Class, e.Exit, e.Sentence, e.Remedy)
+	}
+	return b.String()
+}
+
+// podContract is the section on what is taken from a build pod without a flag.
+func podContract() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `## In a build pod
+
+The build pod of the Machine Config Operator gives its inputs in these places. `+"`TAG`"+` implies
+`+"`--push`"+` where it names the image; a `+"`--tag`"+` or `+"`STRATA_TAG`"+` of one's own does not.
+
+| file or directory | meaning |
+|---|---|
+| `+"`%s`"+` | the Containerfile, when no context is given; it is in the context, too |
+| `+"`%s`"+` | the MachineConfig, in the context as `+"`machineconfig/%s`"+`, always gzip in base64. It may also be raw gzip or zstd, and in parts: files of the same name with `+"`.0`, `.1`"+` and so on behind it |
+| `+"`%s`"+` | in the context under its own name; its authorities are trusted by everything that the agent fetches |
+| `+"`%s/ca.crt`, `service-ca.crt`"+` | trusted likewise |
+| `+"`%s/digestfile`"+` | written with the digest when the directory exists |
+`, podContainerfile, podMachineConfig, path.Base(podMachineConfig), podTrustBundle, podServiceAccount, podDone)
+	for _, m := range podMounts {
+		place := m.source
+		if m.variable != "" {
+			place = "$" + m.variable
+			m.target = "the same path"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s: RUN steps see a copy at %s, for root alone; it is in no layer and gone after the build |\n", place, m.what, m.target)
 	}
 	return b.String()
 }

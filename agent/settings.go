@@ -18,9 +18,9 @@ import (
 	"github.com/strata-build/strata/images"
 )
 
-// Settings is everything that a build is told: by flags, then by the
-// environment, then by defaults. It is read once and checked once; after that
-// nothing looks at flags or variables again.
+// Settings is everything that a build is told: by flags, then by the environment,
+// then by the files that a build pod mounts, then by defaults. It is read once and
+// checked once; after that nothing looks at flags or variables again.
 type Settings struct {
 	images.BuildSpec
 
@@ -60,7 +60,15 @@ type Settings struct {
 	compressionLevel int
 	sourceDateEpoch  string
 
+	// Pod is what a build pod mounts.
+	Pod Pod
+	// Authorities are files with certificates of authorities that every server may
+	// have its certificate from.
+	Authorities []string
+
 	flags *pflag.FlagSet
+	// origin is the variable that a flag got its value from, by the flag's name.
+	origin map[string]string
 	// destination is where the image goes, nil for the store alone.
 	destination *images.Destination
 }
@@ -95,6 +103,9 @@ const envPrefix = "STRATA_"
 // otherVariables are variables with names that exist elsewhere and that count as
 // a flag. The one with the prefix wins over these.
 var otherVariables = []struct{ variable, flag string }{
+	{"TAG", "tag"},
+	{"BASE_IMAGE_PULL_CREDS", "pull-authfile"},
+	{"FINAL_IMAGE_PUSH_CREDS", "push-authfile"},
 	{"MAX_RETRIES", "max-retries"},
 	{"BUILDAH_ISOLATION", "isolation"},
 	{"STORAGE_DRIVER", "storage-driver"},
@@ -104,7 +115,7 @@ var otherVariables = []struct{ variable, flag string }{
 
 // NewSettings returns settings whose flags are defined on flags.
 func NewSettings(flags *pflag.FlagSet) *Settings {
-	s := &Settings{flags: flags}
+	s := &Settings{flags: flags, origin: map[string]string{}}
 	f := flags
 	f.SortFlags = false
 
@@ -202,6 +213,22 @@ func (s *Settings) FindResult(args []string) {
 	}
 }
 
+// Read completes the settings from the environment and a build pod's files, and finds
+// everything that is wrong with them. args are the arguments that are no flags. The
+// error is of type Problems.
+func (s *Settings) Read(args, environ []string) error {
+	if err := s.ReadEnvironment(environ); err != nil {
+		return err
+	}
+	var p Problems
+	s.readPod(args, environ, "", &p)
+	s.check(args, &p)
+	if len(p) > 0 {
+		return p
+	}
+	return nil
+}
+
 // ReadEnvironment sets each flag that was not given to what the environment says
 // of it. A list flag takes one value from each line of its variable.
 func (s *Settings) ReadEnvironment(environ []string) error {
@@ -229,6 +256,7 @@ func (s *Settings) ReadEnvironment(environ []string) error {
 			if err := s.set(f, value); err != nil {
 				problems.add("%s=%q: %w", name, value, err)
 			}
+			s.origin[f.Name] = name
 			return
 		}
 	})
@@ -253,6 +281,15 @@ func (s *Settings) set(f *pflag.Flag, value string) error {
 	return nil
 }
 
+// named is how a message calls a setting: by the flag, or the variable that it came
+// from.
+func (s *Settings) named(flag string) string {
+	if variable := s.origin[flag]; variable != "" {
+		return variable
+	}
+	return "--" + flag
+}
+
 // Variable is the name of the environment variable of a flag.
 func Variable(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
@@ -269,14 +306,12 @@ func variables(flag string) []string {
 	return names
 }
 
-// Check completes the settings and finds everything that is wrong with them.
-// args are the arguments that are no flags. The error is of type Problems.
-func (s *Settings) Check(args []string) error {
-	var p Problems
-	s.checkContext(args, &p)
-	s.checkDestination(&p)
-	s.checkPaths(&p)
-	s.checkNumbers(&p)
+// check finds everything that is wrong with the settings.
+func (s *Settings) check(args []string, p *Problems) {
+	s.checkContext(args, p)
+	s.checkDestination(p)
+	s.checkPaths(p)
+	s.checkNumbers(p)
 
 	for _, c := range []struct {
 		flag, value string
@@ -300,7 +335,7 @@ func (s *Settings) Check(args []string) error {
 	if s.BuildID != "" && s.Format == "docker" {
 		p.add("--build-id needs --format oci: an image of the format docker has no annotations to carry it")
 	}
-	p = append(p, s.BuildSpec.Check()...)
+	*p = append(*p, s.Check()...)
 	if s.PullAuthFile == "" {
 		s.PullAuthFile = s.AuthFile
 	}
@@ -308,14 +343,16 @@ func (s *Settings) Check(args []string) error {
 		s.PushAuthFile = s.AuthFile
 	}
 	s.BuildSpec.AuthFile, s.CacheAuthFile = s.PullAuthFile, s.PushAuthFile
-	if len(p) > 0 {
-		return p
-	}
-	return nil
 }
 
 func (s *Settings) checkContext(args []string, p *Problems) {
 	s.Context = "."
+	if s.Pod.Context {
+		if err := readable(s.Containerfile); err != nil {
+			p.add("the Containerfile cannot be read: %w", err)
+		}
+		return
+	}
 	switch {
 	case len(args) == 1:
 		s.Context = args[0]
@@ -362,7 +399,7 @@ func (s *Settings) findContainerfile() (string, error) {
 func (s *Settings) checkDestination(p *Problems) {
 	if s.Tag != "" {
 		if err := images.CheckTag(s.Tag); err != nil {
-			p.add("--tag: %w", err)
+			p.add("%s: %w", s.named("tag"), err)
 			s.Push = s.Push && s.Output != "" // it has no destination that could be checked
 		}
 	}
@@ -374,11 +411,11 @@ func (s *Settings) checkDestination(p *Problems) {
 		p.add("--push needs --tag, which names the registry and the image")
 	case s.Push:
 		if s.destination, err = images.RegistryDestination(s.Tag); err != nil {
-			p.add("--tag: %w", err)
+			p.add("%s: %w", s.named("tag"), err)
 		}
 	case s.Output != "":
 		if s.destination, err = images.OutputDestination(s.Output); err != nil {
-			p.add("--output: %w", err)
+			p.add("%s: %w", s.named("output"), err)
 		}
 	case s.DigestFile != "":
 		p.add("--digestfile needs --push or --output: an image has no digest before it is written somewhere")
@@ -401,7 +438,7 @@ func (s *Settings) checkPaths(p *Problems) {
 			err = images.CheckAuthFile(f.path)
 		}
 		if err != nil {
-			p.add("--%s: %w", f.flag, err)
+			p.add("%s: %w", s.named(f.flag), err)
 		}
 	}
 	if s.CertDir != "" {

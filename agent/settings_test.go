@@ -17,8 +17,17 @@ import (
 // plain is what can be compared of settings.
 func plain(s *Settings) Settings {
 	c := *s
-	c.flags, c.destination = nil, nil
+	c.flags, c.destination, c.origin = nil, nil, nil
 	return c
+}
+
+// checked is what check finds.
+func checked(s *Settings, args []string) error {
+	var p Problems
+	if s.check(args, &p); len(p) > 0 {
+		return p
+	}
+	return nil
 }
 
 func wantSettings(t *testing.T, got *Settings, want Settings) {
@@ -364,7 +373,7 @@ func TestBadSettingsHaveOneSentenceEach(t *testing.T) {
 			if tt.context == nil {
 				tt.context = []string{"context"}
 			}
-			wantProblems(t, parsed(t, tt.args...).Check(tt.context), tt.want...)
+			wantProblems(t, checked(parsed(t, tt.args...), tt.context), tt.want...)
 		})
 	}
 }
@@ -391,7 +400,7 @@ func TestCheckCompletesAllSettings(t *testing.T) {
 		"--compression-level=0", "--source-date-epoch=0", "--rewrite-timestamp", "--max-retries=1", "--retry-on=transient",
 		"--retry-delay=0", "--retry-max-delay=0", "--deadline=1h", "--result=-", "--result-max=768", "--digestfile=digest",
 		"--iidfile=iid", "--log-format=json", "--log-level=error", "--progress=json")
-	if err := s.Check([]string{"context"}); err != nil {
+	if err := checked(s, []string{"context"}); err != nil {
 		t.Fatal(err)
 	}
 	if s.Containerfile != "context/Containerfile" || s.Context != "context" {
@@ -417,7 +426,7 @@ func TestCheckCompletesAllSettings(t *testing.T) {
 func TestCheckLeavesWhatWasNotGivenToOthers(t *testing.T) {
 	inDirectory(t)
 	s := newSettings()
-	if err := s.Check([]string{"context"}); err != nil {
+	if err := checked(s, []string{"context"}); err != nil {
 		t.Fatal(err)
 	}
 	if s.Compression.Level != nil || s.SourceDateEpoch != nil || s.tlsVerify() != nil || s.destination != nil || s.imageName() != "" {
@@ -440,7 +449,7 @@ func TestOneAuthFileServesBothDirections(t *testing.T) {
 		{[]string{"--pull-authfile=other"}, "other", ""},
 	} {
 		s := parsed(t, tt.args...)
-		if err := s.Check([]string{"context"}); err != nil {
+		if err := checked(s, []string{"context"}); err != nil {
 			t.Fatal(err)
 		}
 		if s.PullAuthFile != tt.pull || s.PushAuthFile != tt.push || s.BuildSpec.AuthFile != tt.pull {
@@ -470,7 +479,7 @@ func TestWhereTheContainerfileIsLookedFor(t *testing.T) {
 				writeFile(t, f, "FROM scratch\n")
 			}
 			s := parsed(t, "--containerfile="+tt.flag)
-			if err := s.Check(tt.context); err != nil {
+			if err := checked(s, tt.context); err != nil {
 				t.Fatal(err)
 			}
 			if s.Containerfile != tt.want {
@@ -493,7 +502,7 @@ func TestImageName(t *testing.T) {
 		{[]string{"--tag=a", "--output=oci:new:name"}, "oci:new:name"},
 	} {
 		s := parsed(t, tt.args...)
-		if err := s.Check([]string{"context"}); err != nil {
+		if err := checked(s, []string{"context"}); err != nil {
 			t.Errorf("%v: %v", tt.args, err)
 		} else if got := s.imageName(); got != tt.want {
 			t.Errorf("%v: image %q, want %q", tt.args, got, tt.want)

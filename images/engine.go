@@ -37,6 +37,9 @@ type Config struct {
 	// CertDir, RegistriesConf and SignaturePolicy are paths; empty means the
 	// places where containers/image looks.
 	CertDir, RegistriesConf, SignaturePolicy string
+	// Authorities are files with certificates of authorities that any server may have
+	// its certificate from.
+	Authorities []string
 	// Platform is OS/ARCH[/VARIANT]; empty means this machine's.
 	Platform string
 	// UserAgent is sent to registries.
@@ -295,14 +298,22 @@ func (e *Engine) configurePolicy() error {
 // foundPolicy is the path of the policy that signature.DefaultPolicy reads, which
 // it does not tell: the same search, with the same words.
 func foundPolicy() string {
-	for item, err := range configfile.Read(&configfile.File{
+	for _, path := range foundFiles(&configfile.File{
 		Name: "policy", Extension: "json", DoNotLoadDropInFiles: true, EnvironmentName: "CONTAINERS_POLICY_JSON",
 	}) {
-		if err == nil {
-			return item.Name
-		}
+		return path
 	}
 	return ""
+}
+
+// foundFiles are the files of a configuration that the libraries read.
+func foundFiles(config *configfile.File) (paths []string) {
+	for item, err := range configfile.Read(config) {
+		if err == nil {
+			paths = append(paths, item.Name)
+		}
+	}
+	return paths
 }
 
 // system returns a copy of the system context that uses the given auth file.

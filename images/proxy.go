@@ -10,6 +10,9 @@ import (
 // proxyVariables are the variables that name proxies, in one spelling.
 var proxyVariables = []string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"}
 
+// ProxyVariables are the variables that name proxies, in capital letters.
+func ProxyVariables() []string { return slices.Clone(proxyVariables) }
+
 // IsProxyVariable tells whether a variable names a proxy, in either spelling.
 func IsProxyVariable(name string) bool { return slices.Contains(proxyVariables, strings.ToUpper(name)) }
 

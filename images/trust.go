@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.podman.io/image/v5/docker/reference"
@@ -65,7 +66,7 @@ func (e *Engine) authorityFiles() []string {
 	for _, dir := range certDirs() {
 		patterns = append(patterns, filepath.Join(dir, "*", "*.crt"))
 	}
-	var files []string
+	files := slices.Clone(e.config.Authorities)
 	for _, pattern := range patterns {
 		found, _ := filepath.Glob(pattern) // which fails for a bad pattern alone: for a path that cannot be read nothing is there
 		files = append(files, found...)
@@ -83,6 +84,7 @@ func (e *Engine) trustPlaces(host string) []string {
 	for _, dir := range certDirs() {
 		places = append(places, filepath.Join(dir, host))
 	}
+	places = append(places, e.config.Authorities...)
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		places = append(places, file)
 	}

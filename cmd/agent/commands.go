@@ -55,14 +55,12 @@ underscores for dashes; flags win. A list flag takes one value from each line.`,
 	}
 	settings := agent.NewSettings(cmd.Flags())
 	cmd.Run = func(_ *cobra.Command, args []string) {
-		err := settings.ReadEnvironment(os.Environ())
 		if agent.Sweeping() {
+			_ = settings.ReadEnvironment(os.Environ())
 			*code = agent.Sweep(settings, streams)
 			return
 		}
-		if err == nil {
-			err = settings.Check(args)
-		}
+		err := settings.Read(args, os.Environ())
 		if err != nil {
 			*code = agent.Refuse(settings, err, streams)
 			return

@@ -335,7 +335,7 @@ func atoi(t *testing.T, s string) int {
 // addBase puts an image into the registry and forgets the requests for it.
 func (l *lab) addBase(name string, img remote.Taggable) {
 	l.t.Helper()
-	bases.Push(l.t, l.registry.Host(), name, img)
+	bases.Push(l.t, l.registry.Host(), name, img, remote.WithTransport(l.registry.Inside()))
 	l.registry.Reset()
 }
 
