@@ -12,9 +12,10 @@ export GOFLAGS        := "-tags=$(TAGS)"
 export CGO_ENABLED    := 1
 export AGENT_BINARY   := $(CURDIR)/bin/agent
 export BUILDAH_BINARY := $(CURDIR)/bin/peer/buildah
+export DEBIAN_ROOT    := $(CURDIR)/bin/debian.tar
 
 # Debian packages: to compile and link, for the image, for base images in tests.
-PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux
+PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg
 BENCH_PACKAGES := netavark
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
@@ -66,8 +67,18 @@ test-unit: ## Tests of single packages (some as root).
 	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./test/architecture/...
 	go test -race -timeout $(TIMEOUT) $(RACE)
 
+# A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
+bin/debian.tar:
+	@mkdir -p bin
+	mmdebstrap --variant=essential --include=dnf,rpm,jq,ca-certificates --aptopt='Acquire::Check-Valid-Until "false"' \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		bookworm $@.partial && mv $@.partial $@
+
+.PHONY: debian
+debian: deps bin/debian.tar ## Make the root filesystem that tests with packages use.
+
 .PHONY: test-integration
-test-integration: ## The agent as a process against a real registry (as root).
+test-integration: debian ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) ./test/integration/...
 
 .PHONY: bench

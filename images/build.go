@@ -404,6 +404,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		}
 		if last := steps.tail.last(); last != "" && failed.Output != "" {
 			failed.Message += ": " + oneLine(last)
+			if answer := repositoryAnswer.FindString(failed.Output); answer != "" && !strings.Contains(last, answer) {
+				failed.Message += " (" + oneLine(answer) + ")"
+			}
 		}
 		if wrongFormat.MatchString(failed.Output) {
 			failed.Reason = result.ReasonWrongArchitecture
@@ -457,6 +460,10 @@ func rootCause(err error) error {
 
 // wrongFormat is what buildah says of a step whose program it could not start.
 var wrongFormat = regexp.MustCompile(`(?m)^process failed to start with error: fork/exec .*: exec format error`)
+
+// repositoryAnswer is what librepo, by which dnf and rpm-ostree fetch packages, says of
+// the answer of a repository. What they say last is only that a package is not there.
+var repositoryAnswer = regexp.MustCompile(`(?:Status code: \d{3}|Curl error \(\d+\)).*`)
 
 // maxInstruction is how much of an instruction a message quotes, in bytes: the cause
 // comes behind it, and is what matters.
