@@ -14,9 +14,9 @@ export AGENT_BINARY   := $(CURDIR)/bin/agent
 export BUILDAH_BINARY := $(CURDIR)/bin/peer/buildah
 export DEBIAN_ROOT    := $(CURDIR)/bin/debian.tar
 
-# Debian packages: to compile and link, for the image, for base images in tests.
-PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg
-BENCH_PACKAGES := netavark
+# Debian packages: to compile and link, for the image, for base images, packages and
+# the peer in tests.
+PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg netavark
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
@@ -78,14 +78,16 @@ bin/debian.tar:
 debian: deps bin/debian.tar ## Make the root filesystem that tests with packages use.
 
 .PHONY: test-integration
-test-integration: debian ## The agent as a process against a real registry (as root).
+test-integration: debian peer ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) ./test/integration/...
 
-.PHONY: bench
-bench: deps build ## Compare with buildah's own command line: ratios in one run (as root).
-	@$(call install,$(BENCH_PACKAGES))
+.PHONY: peer
+peer: deps ## Build buildah's own command line, to compare with.
 	@mkdir -p bin/peer
 	@cd test/bench/peer && go build -ldflags '$(LDFLAGS)' -o $(BUILDAH_BINARY) go.podman.io/buildah/cmd/buildah 2>/dev/null
+
+.PHONY: bench
+bench: build peer ## Compare with buildah's own command line: ratios in one run (as root).
 	go test -run '^$$' -bench . -benchtime 15x -timeout 60m ./test/bench/
 
 .PHONY: lint

@@ -84,7 +84,9 @@ echo installed > %{buildroot}/usr/share/strata/tree
 	run(t, dir, env, "rpmsign", "--addsign", "--define", "__gpg /usr/bin/gpg", "--define", "_gpg_name packager@strata.test", packages[0])
 	run(t, dir, env, "createrepo_c", filepath.Join(dir, "repo"))
 
-	ca := newKeyPair(t, nil, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid, c.KeyUsage = true, true, x509.KeyUsageCertSign })
+	ca := newKeyPair(t, nil, func(c *x509.Certificate) {
+		c.IsCA, c.BasicConstraintsValid, c.KeyUsage = true, true, x509.KeyUsageCertSign
+	})
 	server := newKeyPair(t, ca, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} })
 	client := newKeyPair(t, ca, func(*x509.Certificate) {})
 	r.authority, r.certificate, r.secret = ca.pem, client.pem, client.keyPEM
