@@ -151,8 +151,8 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 
 	f.BoolVar(&s.Layers, "layers", true, "keep the result of each step, so that the next attempt or build resumes there")
 	f.BoolVar(&s.NoCache, "no-cache", false, "run every step, whatever earlier builds left")
-	f.StringArrayVar(&s.CacheFrom, "cache-from", nil, "`repository` to look for finished steps in")
-	f.StringArrayVar(&s.CacheTo, "cache-to", nil, "`repository` to push finished steps to")
+	f.StringArrayVar(&s.CacheFrom, "cache-from", nil, "`repository` to look for finished steps in; one that fails is left alone")
+	f.StringArrayVar(&s.CacheTo, "cache-to", nil, "`repository` to push finished steps to; one that fails is left alone")
 	f.BoolVar(&s.Squash, "squash", false, "put everything that the build adds into one layer")
 	f.IntVar(&s.Jobs, "jobs", 1, "`number` of stages to build at the same time")
 

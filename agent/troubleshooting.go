@@ -76,6 +76,10 @@ logged at once; with ` + "`--retry-on transient`" + ` the build ends there, with
 on, since a credential may be corrected before it is needed. That the registry could not be
 asked is only a warning.
 
+A cache (` + "`--cache-from`, `--cache-to`" + `) never fails a build. One that refuses, is not
+reachable, asks to be left alone, or makes no progress for 30 seconds is named in one
+warning and not used any more; the build goes on, and no attempt is counted.
+
 What a person sees after each attempt that failed:
 
     Retry 1/3 exited 1, retrying... phase=Push reason=RegistryUnavailable wait=2.1s error="…"

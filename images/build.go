@@ -236,7 +236,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	lines := e.config.Output.Lines()
 	defer lines.Close()
 	steps := newStepTracker(file, lines)
-	options, err := e.buildOptions(spec, file)
+	options, err := e.buildOptions(ctx, spec, file)
 	if err != nil {
 		return "", err
 	}
@@ -244,6 +244,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	options.Log = steps.log
 	options.Out, options.Err = stdout, stderr
 	steps.remark = e.remark
+	steps.untrue = func(line string) bool { return isPushNotice(line) && e.caches.noneTakes(options.CacheTo) }
 	if e.config.Output.Step != nil {
 		steps.begun = e.config.Output.Step
 	}
@@ -276,7 +277,7 @@ func (e *Engine) remark(level, message string) {
 	e.log.Warn(message) // an error of which it is more than a remark is returned, too
 }
 
-func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.BuildOptions, error) {
+func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Containerfile) (define.BuildOptions, error) {
 	ulimits, warnings, err := clampUlimits(spec.Ulimits)
 	if err != nil {
 		return define.BuildOptions{}, invalid("--ulimit", err)
@@ -315,6 +316,7 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 	if len(spec.CacheTo) > 0 {
 		authFile = e.mergedAuthFile(spec.AuthFile, spec.CacheAuthFile)
 	}
+	cache := e.caches.use(ctx, spec, authFile)
 	sys := e.system(authFile)
 	if file.fetches() {
 		if sys.DockerCertPath, err = e.allAuthorities(); err != nil {
@@ -362,6 +364,9 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 		SystemContext:          sys,
 		Target:                 spec.Target,
 		TransientMounts:        spec.Volumes,
+
+		CachePullSourceLookupReferenceFunc:      cache.source,
+		CachePushDestinationLookupReferenceFunc: cache.destination,
 	}
 	if spec.SourceDateEpoch != nil {
 		epoch := time.Unix(*spec.SourceDateEpoch, 0).UTC()
@@ -375,11 +380,7 @@ func (e *Engine) buildOptions(spec BuildSpec, file *Containerfile) (define.Build
 func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, steps *stepTracker, signal string) *Error {
 	step := steps.failed(err)
 	failed := &Error{Step: step, Err: err}
-	direction := pulling
-	if strings.Contains(err.Error(), cachePush) {
-		direction = pushing
-	}
-	v := classify(ctx, err, direction)
+	v := classify(ctx, err, pulling)
 	at, instruction := spec.Containerfile, ""
 	if step != nil {
 		at = describeStep(step, spec.Containerfile)
@@ -412,9 +413,6 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
 		}
-	case direction == pushing && v.class != result.ClassInterrupted:
-		failed.Class, failed.Reason, failed.Status, failed.Host = v.class, v.reason, v.status, requestHost(err)
-		failed.Message = fmt.Sprintf("pushing what was built to --cache-to %s failed: %s", strings.Join(spec.CacheTo, ", "), oneLine(rootCause(err).Error()))
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
@@ -444,18 +442,6 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
 	}
 	return failed
-}
-
-// cachePush is what buildah says of a cache that could not be pushed to, at whatever
-// step that was.
-const cachePush = "failed pushing cache to"
-
-// rootCause is the error that all others are about.
-func rootCause(err error) error {
-	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
-		err = inner
-	}
-	return err
 }
 
 // wrongFormat is what buildah says of a step whose program it could not start.

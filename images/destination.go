@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	digest "github.com/opencontainers/go-digest"
 	imgspecv1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -24,12 +25,17 @@ import (
 // connect connects to the repository of ref, as one that is pushed to: mirrors do
 // not apply. Everything that can change while a build runs is read anew.
 func (e *Engine) connect(ctx context.Context, ref reference.Named, authFile string) (*distribution.Client, error) {
+	return e.connectFor(ctx, ref, authFile, e.config.Stall)
+}
+
+// connectFor is connect where a transfer is given up sooner or later than others.
+func (e *Engine) connectFor(ctx context.Context, ref reference.Named, authFile string, stall time.Duration) (*distribution.Client, error) {
 	sys := e.system(authFile)
 	registry, err := e.registry(sys, ref)
 	if err != nil {
 		return nil, err
 	}
-	return e.dial(ctx, sys, ref, distribution.Options{PlainHTTP: registry != nil && registry.Insecure})
+	return e.dial(ctx, sys, ref, distribution.Options{PlainHTTP: registry != nil && registry.Insecure, Stall: stall})
 }
 
 // registry is what the registries configuration says of where ref is, nil for
@@ -63,7 +69,7 @@ func (e *Engine) dial(ctx context.Context, sys *types.SystemContext, ref referen
 	}
 	o.Host, o.Repository = serviceHost(host), reference.Path(ref)
 	o.User, o.Password, o.IdentityToken = auth.Username, auth.Password, auth.IdentityToken
-	o.UserAgent, o.Proxy, o.Stall = e.config.UserAgent, http.ProxyFromEnvironment, e.config.Stall
+	o.UserAgent, o.Proxy = e.config.UserAgent, http.ProxyFromEnvironment
 	return distribution.Connect(ctx, o)
 }
 

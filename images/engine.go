@@ -75,6 +75,7 @@ type Engine struct {
 	withheld   bool   // a proxy with a password, from build arguments
 	policy     string // the path of the signature policy, empty for the built-in one
 	authCopies map[string]authCopy
+	caches     *caches
 }
 
 //go:embed policy.json
@@ -86,6 +87,7 @@ var defaultPolicy []byte
 // StorageUnavailable or SettingsInvalid.
 func Open(config Config) (*Engine, error) {
 	e := &Engine{config: config, log: config.Output.Log}
+	e.caches = &caches{engine: e, left: map[string]bool{}}
 	if err := e.open(); err != nil {
 		e.Close()
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"strings"
+	"time"
 
 	digest "github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
@@ -31,7 +32,7 @@ func (e *Engine) ownSource(ref types.ImageReference) (own types.ImageReference, 
 		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
 		return ref, false
 	}
-	return pullReference{ref, e}, true
+	return pullReference{ref, e, e.config.Stall}, true
 }
 
 // wantsSignature tells whether the policy asks more of an image than to be there
@@ -66,6 +67,8 @@ func (e *Engine) wantsSignature(ref types.ImageReference) bool {
 type pullReference struct {
 	types.ImageReference
 	engine *Engine
+	// stall is how long it may make no progress, 0 for ever.
+	stall time.Duration
 }
 
 // NewImageSource implements types.ImageReference.
@@ -102,7 +105,7 @@ func (r pullReference) open(ctx context.Context, sys *types.SystemContext, at sy
 		return nil, err // a mirror may be blocked in its own right
 	}
 	client, err := r.engine.dial(ctx, sys, at.Reference, distribution.Options{
-		PlainHTTP: at.Endpoint.Insecure, Namespace: at.Endpoint.NamespaceProxy, ReadOnly: true,
+		PlainHTTP: at.Endpoint.Insecure, Namespace: at.Endpoint.NamespaceProxy, ReadOnly: true, Stall: r.stall,
 	})
 	if err != nil {
 		return nil, err

@@ -19,6 +19,8 @@ type stepTracker struct {
 	out io.Writer
 	// remark is told of what a logger of buildah's says, at its level.
 	remark func(level, message string)
+	// untrue tells of a line of buildah's that it is not so, and not to be passed on.
+	untrue func(line string) bool
 	// begun is told of each step that begins.
 	begun func(result.Step)
 	tail  tail
@@ -38,7 +40,7 @@ type stageProgress struct {
 }
 
 func newStepTracker(file *Containerfile, out io.Writer) *stepTracker {
-	t := &stepTracker{out: out, remark: func(string, string) {}, begun: func(result.Step) {}}
+	t := &stepTracker{out: out, remark: func(string, string) {}, untrue: func(string) bool { return false }, begun: func(result.Step) {}}
 	for i, s := range file.stages {
 		t.stages = append(t.stages, &stageProgress{stage: s, index: i})
 	}
@@ -229,6 +231,9 @@ func (o *stepOutput) take(line string) {
 	if end := stepEnd.FindStringIndex(line); end != nil && end[0] > 0 {
 		o.line(line[:end[0]])
 		line = line[end[0]:]
+	}
+	if o.tracker.untrue(line) {
+		return
 	}
 	o.line(line)
 }

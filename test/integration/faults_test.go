@@ -413,18 +413,6 @@ func TestAddressesOfOthersStayOut(t *testing.T) {
 	}
 }
 
-func TestCacheWithThePushCredential(t *testing.T) {
-	l := newPasswordLab(t, "pw2", "pw2")
-	l.pushInside("base/busy:1")
-	l.containerfile("FROM HOST/base/busy:1", "RUN true")
-	pull := l.file("pull.json", "{\"auths\":{\"elsewhere.example\":{\"auth\":\"YTpi\"}}}")
-	l.build("--pull-authfile", l.pullAuth()).wantSuccess(t)
-	l.build("--no-cache", "--pull-authfile", pull, "--push-authfile", l.auth, "--cache-to", l.image("os/cache")).wantSuccess(t)
-	if len(l.registry.Tags(t, "os/cache")) == 0 {
-		t.Error("nothing was cached")
-	}
-}
-
 // TestRegistryThatFailsToMount gets the blobs that it could have mounted.
 func TestRegistryThatFailsToMount(t *testing.T) {
 	for _, status := range []int{500, 503} {

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"encoding/json"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/bases"
-	"github.com/strata-build/strata/test/registry"
 )
 
 func TestLocalBuildPrintsWhatBuildahUsersExpect(t *testing.T) {
@@ -229,32 +227,6 @@ func TestFlagsOfTheBuildReachIt(t *testing.T) {
 	l.build("--target", "one", "--format", "docker", "--tag", l.image("os/flags:2"), "--push").wantSuccess(t)
 	if mime := bases.Manifest(t, bases.Pull(t, l.registry.Host(), "os/flags:2")).MediaType; !strings.Contains(string(mime), "docker") {
 		t.Errorf("--format docker made %s", mime)
-	}
-}
-
-func TestCacheInARegistry(t *testing.T) {
-	l := newLab(t).withBusy()
-	counter := filepath.Join(l.mkdir("counter"), "runs")
-	l.containerfile("FROM HOST/base/busy:1", "RUN echo x >> /counter/runs")
-	args := []string{"--volume", filepath.Dir(counter) + ":/counter", "--cache-to", l.image("cache"), "--cache-from", l.image("cache")}
-	l.build(args...).wantSuccess(t)
-	if err := os.RemoveAll(filepath.Join(l.dir, "store")); err != nil {
-		t.Fatal(err)
-	}
-	l.build(args...).wantSuccess(t)
-	if runs := l.lines(counter); len(runs) != 1 {
-		t.Errorf("the step ran %d times, a new store has it from the registry", len(runs))
-	}
-}
-
-// TestCacheThatCannotBePushed blames the cache, not a base image or the step.
-func TestCacheThatCannotBePushed(t *testing.T) {
-	for status, want := range map[int]result.Reason{403: result.ReasonPushDenied, 500: result.ReasonRegistryUnavailable} {
-		l := newLab(t).withBusy()
-		l.containerfile("FROM HOST/base/busy:1", "RUN true")
-		l.registry.Fault(registry.Rule{Method: http.MethodPost, Path: "/cache/", Do: registry.Reply{Status: status}})
-		o := l.build("--cache-to", l.image("cache"), "--retry-on", "transient")
-		o.wantFailure(t, want, "--cache-to "+l.image("cache"))
 	}
 }
 
