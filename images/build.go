@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,11 +19,13 @@ import (
 	"go.podman.io/buildah/imagebuildah"
 	"go.podman.io/buildah/pkg/cli"
 	"go.podman.io/buildah/pkg/parse"
+	"go.podman.io/common/libimage"
 	"go.podman.io/common/pkg/config"
 	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/storage/pkg/archive"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/distribution"
 )
 
 // BuildIDAnnotation is the annotation of an image that names the build it came from.
@@ -250,11 +253,20 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	}
 	options.ReportWriter = e.reportWriter(lines)
 
+	pulls, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if options.PullPolicy != define.PullNever {
+		defer listenToPull(func(limited *distribution.Error) { cancel(limited) })()
+	}
 	group := OwnMemoryGroup()
 	killed := group.Kills()
-	id, _, err = imagebuildah.BuildDockerfiles(ctx, e.store, options, spec.Containerfile)
+	id, _, err = imagebuildah.BuildDockerfiles(pulls, e.store, options, spec.Containerfile)
 	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
+		var limited *distribution.Error
+		if errors.As(context.Cause(pulls), &limited) {
+			err = limited // it is why the build was given up
+		}
 		failed := e.buildError(ctx, err, spec, steps, signal)
 		if failed.Reason == result.ReasonStepFailed && group.Kills() > killed {
 			failed.Reason, failed.Class = result.ReasonStepOutOfMemory, result.ClassResource
@@ -356,14 +368,13 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		OS:                      sys.OSChoice,
 		Output:                  spec.Tag,
 		OutputFormat:            format,
-		// What Pull brought is there; the rest is found only by the build.
-		PullPolicy:             define.PullIfMissing,
-		RemoveIntermediateCtrs: true,
-		RewriteTimestamp:       spec.RewriteTimestamp,
-		Squash:                 spec.Squash,
-		SystemContext:          sys,
-		Target:                 spec.Target,
-		TransientMounts:        spec.Volumes,
+		PullPolicy:              e.pullPolicy(ctx, file.Bases),
+		RemoveIntermediateCtrs:  true,
+		RewriteTimestamp:        spec.RewriteTimestamp,
+		Squash:                  spec.Squash,
+		SystemContext:           sys,
+		Target:                  spec.Target,
+		TransientMounts:         spec.Volumes,
 
 		CachePullSourceLookupReferenceFunc:      cache.source,
 		CachePushDestinationLookupReferenceFunc: cache.destination,
@@ -373,6 +384,37 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		options.SourceDateEpoch = &epoch
 	}
 	return options, nil
+}
+
+// pullPolicy keeps the build from registries when all images that it needs are in the
+// store, as they are after Pull: for an image of a named platform it would ask even
+// then. Not all can be there when one name stands for several platforms, as a name in
+// the store has one image.
+func (e *Engine) pullPolicy(ctx context.Context, bases []Base) define.PullPolicy {
+	for _, b := range bases {
+		if !e.present(ctx, b) {
+			return define.PullIfMissing
+		}
+	}
+	return define.PullNever
+}
+
+// present tells whether the store has the image of the platform.
+func (e *Engine) present(ctx context.Context, b Base) bool {
+	sys, err := e.systemFor(b, "")
+	if err != nil {
+		return false
+	}
+	store, err := libimage.RuntimeFromStore(e.store, &libimage.RuntimeOptions{SystemContext: sys})
+	if err != nil {
+		return false
+	}
+	images, err := store.Pull(ctx, b.Name, config.PullPolicyNever, nil)
+	if err != nil || len(images) == 0 {
+		return false
+	}
+	info, err := images[0].Inspect(ctx, nil)
+	return err == nil && (info.Architecture == cmp.Or(sys.ArchitectureChoice, runtime.GOARCH) || info.Architecture == "")
 }
 
 // buildError makes the Error of a failed build. signal is that which ended the
@@ -423,7 +465,7 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonBaseImageNotFound
 		failed.Message = at + ": there is no such file or directory"
 	case v.reason != result.ReasonPullFailed && (instruction != "ADD" || v.class != result.ClassInput):
-		failed.Class, failed.Reason, failed.Status = v.class, v.reason, v.status
+		failed.Class, failed.Reason, failed.Status, failed.RetryAfter = v.class, v.reason, v.status, v.retryAfter
 		if failed.Host = requestHost(err); failed.Host == "" && instruction == "ADD" {
 			failed.Host = hostOfURL(text)
 		}

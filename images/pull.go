@@ -54,11 +54,9 @@ func baseError(containerfile string, b Base, message string, err error) *Error {
 // there already, and for which no platform is asked for, is not fetched. bytes
 // is the size of the compressed blobs that came over the network.
 func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFile string) (bytes int64, err error) {
-	sys := e.system(authFile)
-	if b.Platform != "" {
-		if sys.OSChoice, sys.ArchitectureChoice, sys.VariantChoice, err = parse.Platform(b.Platform); err != nil {
-			return 0, syntaxError(containerfile, b.Line, err)
-		}
+	sys, err := e.systemFor(b, authFile)
+	if err != nil {
+		return 0, syntaxError(containerfile, b.Line, err)
 	}
 	store, err := libimage.RuntimeFromStore(e.store, &libimage.RuntimeOptions{SystemContext: sys})
 	if err != nil {
@@ -97,6 +95,15 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		return 0, failed
 	}
 	return bytes, checkPlatform(ctx, containerfile, b, images[0], sys)
+}
+
+// systemFor returns a copy of the system context for a base image of its platform.
+func (e *Engine) systemFor(b Base, authFile string) (sys *types.SystemContext, err error) {
+	sys = e.system(authFile)
+	if b.Platform != "" {
+		sys.OSChoice, sys.ArchitectureChoice, sys.VariantChoice, err = parse.Platform(b.Platform)
+	}
+	return sys, err
 }
 
 // checkPlatform refuses a base whose steps could not run: an image that exists

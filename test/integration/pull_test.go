@@ -2,6 +2,7 @@ package integration
 
 import (
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/bases"
+	"github.com/strata-build/strata/test/registry"
 )
 
 func TestL09NoPolicyAnywhere(t *testing.T) {
@@ -112,5 +114,42 @@ func TestBaseIsPulledOnce(t *testing.T) {
 	o.wantSuccess(t)
 	if got := *o.result.Phases[result.Pull].Bytes; got != 0 {
 		t.Errorf("the second build pulled %d bytes", got)
+	}
+}
+
+// TestBuildAsksNoRegistry of what Pull brought, also where a platform is named.
+func TestBuildAsksNoRegistry(t *testing.T) {
+	for name, from := range map[string]string{"": "FROM HOST/base/multi:1", "FROM": "FROM --platform=linux/amd64 HOST/base/multi:1", "flag": "FROM HOST/base/multi:1"} {
+		l := newLab(t)
+		l.addBase("base/multi:1", bases.Multi(t))
+		l.containerfile(from, "COPY --from=HOST/base/multi:1 /bin/busybox /x", "RUN true")
+		var args []string
+		if name == "flag" {
+			args = []string{"--platform", "linux/amd64"}
+		}
+		l.build(args...).wantSuccess(t)
+		if pulled := l.registry.Count(http.MethodGet, "/manifests/1"); pulled != 1 {
+			t.Errorf("%q: the manifest was asked for %d times", name, pulled)
+		}
+	}
+}
+
+// TestRateLimitOfAnImageThatTheBuildPulls: a name in the store has one image, so that
+// the build itself asks for that of the other platform.
+func TestRateLimitOfAnImageThatTheBuildPulls(t *testing.T) {
+	l := newLab(t)
+	l.addBase("base/multi:1", bases.Multi(t))
+	l.containerfile("FROM --platform=linux/arm64 HOST/base/multi:1 AS arm", "COPY Containerfile /",
+		"FROM --platform=linux/amd64 HOST/base/multi:1", "COPY --from=arm /Containerfile /b", "RUN true")
+	l.build().wantSuccess(t)
+	if err := os.RemoveAll(filepath.Join(l.dir, "store")); err != nil {
+		t.Fatal(err)
+	}
+	limit := l.registry.Fault(registry.Rule{Method: http.MethodGet, Path: "/manifests/", From: 5, Do: registry.Reply{Status: 429, Header: http.Header{"Retry-After": {"2"}}}})
+	o := l.build("--max-retries", "2")
+	o.wantFailure(t, result.ReasonRateLimited, l.registry.Host())
+	o.wantAttempts(t, result.Build, 2)
+	if waited, err := time.ParseDuration(o.result.Attempts[0].Waited); err != nil || waited < 2*time.Second || limit.Fired() > 2 {
+		t.Errorf("waited %q, %d requests", o.result.Attempts[0].Waited, limit.Fired())
 	}
 }
