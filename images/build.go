@@ -310,6 +310,15 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 	if err != nil {
 		return define.BuildOptions{}, invalid("--build-context", err)
 	}
+	// Where a mount names an image by a variable, buildah looks for a build context of
+	// the name as it is written, and does not survive that there is none.
+	for text, name := range file.mounted {
+		if context, ok := contexts[name]; ok {
+			contexts[text] = context
+		} else {
+			contexts[text] = &define.AdditionalBuildContext{IsImage: true, Value: name}
+		}
+	}
 	cacheFrom, err := parse.RepoNamesToNamedReferences(spec.CacheFrom)
 	if err != nil {
 		return define.BuildOptions{}, invalid("--cache-from", err)

@@ -28,6 +28,9 @@ type Containerfile struct {
 	Bases []Base
 
 	stages []stage
+	// mounted are the images that a mount names by a variable: from the text with the
+	// variable to the name.
+	mounted map[string]string
 	// sources are the files that COPY and ADD name literally, and secrets those that a
 	// RUN cannot do without.
 	sources, secrets []needed
@@ -147,11 +150,11 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 		}
 		stages = through
 	}
-	c := &collector{path: path, stages: stages, contexts: contexts, needed: map[int]bool{}, seen: map[string]int{}}
+	c := &collector{path: path, stages: stages, contexts: contexts, needed: map[int]bool{}, seen: map[string]int{}, mounted: map[string]string{}}
 	if err := c.need(len(stages) - 1); err != nil {
 		return nil, err
 	}
-	file := &Containerfile{Bases: c.bases}
+	file := &Containerfile{Bases: c.bases, mounted: c.mounted}
 	for i, s := range stages {
 		if c.needed[i] {
 			described := describeStage(s)
@@ -240,6 +243,7 @@ type collector struct {
 	needed   map[int]bool
 	seen     map[string]int // name and platform of a base to its index
 	bases    []Base
+	mounted  map[string]string
 }
 
 // need marks a stage, and first those it depends on, as ones that will be built.
@@ -250,22 +254,42 @@ func (c *collector) need(index int) error {
 	c.needed[index] = true
 	s := c.stages[index]
 	local := map[string]string{}
+	var env []string // which count in the value of an ARG alone
 	for _, node := range s.Node.Children {
 		for _, name := range imagesNamedBy(node) {
 			resolved, err := imagebuilder.ProcessWord(name, resolveArgs(s, node, local))
 			if err != nil {
 				return syntaxError(c.path, node.StartLine, err)
 			}
-			if err := c.use(index, node, resolved); err != nil {
+			if resolved == "" {
+				return syntaxError(c.path, node.StartLine, fmt.Errorf("%s names no image or stage: its variables are empty (only those of ARG count here)", node.Original))
+			}
+			stage, err := c.use(index, node, resolved)
+			if err != nil {
 				return err
 			}
+			if resolved == name || !strings.EqualFold(node.Value, command.Run) {
+				continue
+			}
+			if stage { // buildah looks for the text
+				return syntaxError(c.path, node.StartLine, fmt.Errorf("the mount names the stage %q by a variable, which is not possible: write from=%s", resolved, resolved))
+			}
+			c.mounted[name] = resolved
 		}
-		if strings.EqualFold(node.Value, command.Arg) {
+		switch strings.ToLower(node.Value) {
+		case command.Arg:
 			for arg := node.Next; arg != nil; arg = arg.Next {
 				if name, value, ok := strings.Cut(arg.Value, "="); ok {
-					if v, err := imagebuilder.ProcessWord(value, resolveArgs(s, node, local)); err == nil {
+					if v, err := imagebuilder.ProcessWord(value, append(slices.Clone(env), resolveArgs(s, node, local)...)); err == nil {
 						local[name] = v
 					}
+				}
+			}
+		case command.Env:
+			known := append(slices.Clone(env), resolveArgs(s, node, local)...)
+			for name := node.Next; name != nil && name.Next != nil; name = name.Next.Next {
+				if v, err := imagebuilder.ProcessWord(name.Next.Value, known); err == nil {
+					env = append([]string{name.Value + "=" + v}, env...)
 				}
 			}
 		}
@@ -274,28 +298,25 @@ func (c *collector) need(index int) error {
 }
 
 // use follows a name to the stage or the image that it means.
-func (c *collector) use(index int, node *parser.Node, name string) error {
+func (c *collector) use(index int, node *parser.Node, name string) (stage bool, err error) {
 	from := strings.EqualFold(node.Value, command.From)
 	if extra, ok := c.contexts[name]; ok {
 		if !extra.IsImage {
-			return nil
+			return false, nil
 		}
 		name = extra.Value
 	} else {
 		for i := index - 1; i >= 0; i-- {
 			if c.stages[i].Name == name || strconv.Itoa(i) == name {
-				return c.need(i)
+				return true, c.need(i)
 			}
 		}
 	}
-	if name == "" && from {
-		return syntaxError(c.path, node.StartLine, fmt.Errorf("%s names no image: its variables are empty", node.Original))
-	}
-	if name == "" || name == buildah.BaseImageFakeName {
-		return nil
+	if name == buildah.BaseImageFakeName {
+		return false, nil
 	}
 	if transport, _, ok := strings.Cut(name, ":"); ok && transport != "docker" && transports.Get(transport) != nil {
-		return nil // a file or a local store, which the build reads itself
+		return false, nil // a file or a local store, which the build reads itself
 	}
 	platform := ""
 	if from {
@@ -310,11 +331,11 @@ func (c *collector) use(index int, node *parser.Node, name string) error {
 	key := name + " " + platform
 	if i, ok := c.seen[key]; ok {
 		c.bases[i].From = c.bases[i].From || from
-		return nil
+		return false, nil
 	}
 	c.seen[key] = len(c.bases)
 	c.bases = append(c.bases, Base{Name: name, Line: node.StartLine, Platform: platform, From: from})
-	return nil
+	return false, nil
 }
 
 // imagesNamedBy returns the names of stages or images in an instruction.

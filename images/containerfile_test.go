@@ -80,6 +80,7 @@ func TestBases(t *testing.T) {
 		{"ARG within a stage, overridden", source{text: "FROM scratch\nARG TAG=1\nCOPY --from=r.example/a:${TAG} / /\n", args: map[string]string{"TAG": "2"}}, []string{"r.example/a:2@3"}},
 		{"ARG within a stage names one before FROM", source{text: "ARG TAG=1\nFROM scratch\nARG TAG\nCOPY --from=r.example/a:${TAG} / /\n"}, []string{"r.example/a:1@4"}},
 		{"ARG within a stage names another of it", source{text: "FROM scratch\nARG HOST=r.example\nARG BASE=${HOST}/a\nCOPY --from=${BASE}:1 / /\n"}, []string{"r.example/a:1@4"}},
+		{"ARG within a stage names an ENV", source{text: "FROM scratch\nENV HOST=r.example A=${NONE}\nENV BASE=$HOST/a\nARG X=${BASE}:1\nCOPY --from=$X / /\n"}, []string{"r.example/a:1@5"}},
 		{"ARG of one stage does not reach the next", source{text: "ARG TAG=1\nFROM scratch AS a\nARG TAG=2\nFROM r.example/b:${TAG}\nCOPY --from=a / /\n"}, []string{"r.example/b:1@4 from"}},
 		{"TARGETARCH of this machine", source{text: "FROM r.example/a:$TARGETARCH\n"}, []string{"r.example/a:" + runtime.GOARCH + "@1 from"}},
 		{"TARGETARCH of the platform", source{text: "FROM r.example/a:$TARGETARCH-$TARGETOS\n", platform: "linux/s390x"}, []string{"r.example/a:s390x-linux@1 from"}},
@@ -171,6 +172,11 @@ func TestSyntaxErrors(t *testing.T) {
 		{"ONBUILD of ONBUILD", "FROM scratch\nONBUILD ONBUILD RUN true\n", 2, "ONBUILD"},
 		{"ONBUILD FROM", "FROM scratch\nONBUILD FROM a\n", 2, "FROM"},
 		{"HEALTHCHECK that says nothing", "FROM scratch\nHEALTHCHECK\n", 2, "HEALTHCHECK"},
+
+		{"COPY from an ENV", "FROM scratch\nENV X=r.example/a:1\nCOPY --from=$X / /\n", 3, "only those of ARG"},
+		{"mount from an ARG without a value", "FROM scratch\nARG X\nRUN --mount=type=bind,from=$X,target=/x true\n", 3, "are empty"},
+		{"FROM an ARG without a value", "ARG X\nFROM $X\n", 2, "are empty"},
+		{"mount of a stage by a variable", "FROM r.example/a:1 AS a\nFROM r.example/a:1\nARG X=a\nRUN --mount=type=bind,from=$X,target=/x true\n", 4, "write from=a"},
 
 		{"unterminated heredoc", "FROM r.example/a:1\nRUN true\nRUN <<EOF\na\nb\n", 3, "EOF"},
 		{"unterminated heredoc after one that ends", "FROM r.example/a:1\nRUN <<EOF\na\nEOF\nRUN <<EOF\nb\n", 5, "EOF"},

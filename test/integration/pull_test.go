@@ -153,3 +153,18 @@ func TestRateLimitOfAnImageThatTheBuildPulls(t *testing.T) {
 		t.Errorf("waited %q, %d requests", o.result.Attempts[0].Waited, limit.Fired())
 	}
 }
+
+// TestMountOfAnImageByAVariable is one that buildah alone does not survive.
+func TestMountOfAnImageByAVariable(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.addBase("base/other:1", bases.Big(t))
+	for _, args := range [][]string{nil, {"--build-context", "HOST/base/other:1=" + l.context}} {
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "HOST", l.registry.Host())
+		}
+		l.containerfile("FROM HOST/base/busy:1", "ARG X=HOST/base/other:1", "RUN --mount=type=bind,from=$X,target=/x ls /x > /seen")
+		o := l.build(args...)
+		o.wantSuccess(t)
+		o.wantAttempts(t, result.Build, 1)
+	}
+}
