@@ -18,7 +18,7 @@ var classRows = []struct {
 		"tried again", "tried again",
 	},
 	{
-		result.ClassAuth, "401, 403, a certificate that is not trusted",
+		result.ClassAuth, "401, 403, 407 from a proxy, a certificate that is not trusted",
 		"tried again; the wait ends as soon as the auth file changes", "ends at once",
 	},
 	{

@@ -478,6 +478,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		if failed.Host = requestHost(err); failed.Host == "" && instruction == "ADD" {
 			failed.Host = hostOfURL(text)
 		}
+		if p := proxyFaultOf(err); p != nil {
+			failed.Host, text = p.host, p.describe()
+		}
 		failed.Message = fmt.Sprintf("%s: %s", at, text)
 		if v.reason == result.ReasonCertificateUntrusted {
 			failed.Message += e.describeTrust(err, failed.Host)

@@ -54,6 +54,22 @@ type rule struct {
 
 // rules is the table of what errors mean; the first rule that matches decides.
 var rules = []rule{
+	{"proxy", func(err error, d direction) (verdict, bool) {
+		p := proxyFaultOf(err)
+		if p == nil || p.status == 0 { // one that was not reached is what the error says
+			return verdict{}, false
+		}
+		v := statusVerdict(p.status, d)
+		if p.status == http.StatusNotFound { // it is not the image that was not found
+			v = statusVerdict(http.StatusBadRequest, d)
+		}
+		v.status = p.status
+		var answer *distribution.Error
+		if errors.As(err, &answer) {
+			v.retryAfter = answer.RetryAfter
+		}
+		return v, true
+	}},
 	{"answer of a registry", func(err error, d direction) (verdict, bool) {
 		var answer *distribution.Error
 		if !errors.As(err, &answer) {
@@ -187,7 +203,7 @@ var forGood = map[int]bool{
 func statusVerdict(status int, d direction) verdict {
 	v := verdict{class: result.ClassRejected, reason: result.ReasonPushRejected, status: status}
 	switch {
-	case status == http.StatusUnauthorized:
+	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
 		v.class, v.reason = result.ClassAuth, result.ReasonPushUnauthorized
 	case status == http.StatusForbidden:
 		v.class, v.reason = result.ClassAuth, result.ReasonPushDenied
@@ -360,6 +376,12 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 		t.credentials = "to which no credentials are sent, as it is not " + t.host
 	}
 	doing := t.doing + " " + t.what
+	if p := proxyFaultOf(err); p != nil && v.class != result.ClassInterrupted {
+		return &Error{
+			Reason: v.reason, Class: v.class, Host: p.host, Status: v.status, RetryAfter: v.retryAfter, Err: err,
+			Message: fmt.Sprintf("%s failed: %s", doing, p.describe()),
+		}
+	}
 	var b strings.Builder
 	switch {
 	case v.class == result.ClassInterrupted:

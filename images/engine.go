@@ -96,7 +96,7 @@ func Open(config Config) (*Engine, error) {
 }
 
 func (e *Engine) open() error {
-	keepOwnProxies()
+	keepOwnProxies(e.log)
 	spellProxies()
 	options, err := storeOptions(e.config)
 	if err != nil {

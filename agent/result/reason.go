@@ -136,7 +136,7 @@ var entries = []Entry{
 	{
 		ReasonBaseImageUnauthorized, ClassAuth, ExitFailed,
 		"The registry of a base image refused the pull credentials.",
-		"Put a credential that may pull this repository into the pull auth file (--pull-authfile, or the base image pull secret); the agent reads it again at every attempt.",
+		"Put a credential that may pull this repository into the pull auth file (--pull-authfile, or the base image pull secret); the agent reads it again at every attempt. When the message names a proxy, correct the user and password in the variable that it names.",
 	},
 	{
 		ReasonSignatureRejected, ClassInput, ExitFailed,
@@ -171,7 +171,7 @@ var entries = []Entry{
 	{
 		ReasonPushUnauthorized, ClassAuth, ExitFailed,
 		"The registry refused the push credentials.",
-		"Put a credential for this registry into the push auth file (--push-authfile, or the push secret); the agent reads it again at every attempt.",
+		"Put a credential for this registry into the push auth file (--push-authfile, or the push secret); the agent reads it again at every attempt. When the message names a proxy, correct the user and password in the variable that it names.",
 	},
 	{
 		ReasonPushDenied, ClassAuth, ExitFailed,

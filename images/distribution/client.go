@@ -71,6 +71,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = o.TLS
 	transport.Proxy = o.Proxy
+	transport.OnProxyConnectResponse = refusedByProxy
 	transport.DialContext = (&net.Dialer{Timeout: dialTime, Control: sendSteadily}).DialContext
 	c := &Client{options: o}
 	c.auth = &auth.Client{
@@ -90,8 +91,11 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	if err != nil && o.PlainHTTP {
 		plain, plainErr := c.ping(ctx, "http")
 		switch {
+		case ofProxy(err) && (plainErr != nil || plain.StatusCode == http.StatusProxyAuthRequired):
 		case plainErr != nil:
 			err = plainErr
+		case plain.StatusCode == http.StatusProxyAuthRequired:
+			err = answerError(plain, nil)
 		case plain.StatusCode != http.StatusBadRequest: // with which a server of https answers http
 			answer, err = plain, nil
 		}
@@ -104,6 +108,13 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	}
 	c.base = url.URL{Scheme: answer.Request.URL.Scheme, Host: o.Host}
 	return c, nil
+}
+
+// ofProxy tells whether a request came no further than to a proxy.
+func ofProxy(err error) bool {
+	var answer *Error
+	var op *net.OpError
+	return errors.As(err, &answer) && answer.Method == http.MethodConnect || errors.As(err, &op) && op.Op == "proxyconnect"
 }
 
 // ping asks whether there is a registry. The body of the answer is closed.

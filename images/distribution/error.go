@@ -19,7 +19,8 @@ import (
 // Error is an answer that a registry, or its token server, refused a request with.
 type Error struct {
 	Method string
-	// Host is who answered, with its port.
+	// Host is who answered, with its port: a registry, its token server, or with the
+	// Method CONNECT a proxy.
 	Host string
 	// Status is the HTTP status.
 	Status int
@@ -107,6 +108,20 @@ func retryAfter(value string, now time.Time) time.Duration {
 		return max(at.Sub(now), 0)
 	}
 	return 0
+}
+
+// refusedByProxy makes an Error of the answer of a proxy that opens no connection; it
+// is http.Transport.OnProxyConnectResponse, which has the status where the error that
+// it stands in for has but its text. The answer is that of the proxy: Host is the
+// proxy, and Method is CONNECT.
+func refusedByProxy(_ context.Context, proxy *url.URL, _ *http.Request, resp *http.Response) error {
+	if resp.StatusCode == http.StatusOK {
+		return nil
+	}
+	return &Error{
+		Method: http.MethodConnect, Host: proxy.Host, Status: resp.StatusCode,
+		RetryAfter: retryAfter(resp.Header.Get("Retry-After"), time.Now()),
+	}
 }
 
 // requestError is the error of a request that has no answer.

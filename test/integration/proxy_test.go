@@ -1,10 +1,13 @@
 package integration
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -65,6 +68,156 @@ func TestL14ProxyWithAPassword(t *testing.T) {
 			}
 			wantNowhere(t, l, "os/proxied:1", "labpass")
 		})
+	}
+}
+
+// tunnel is an HTTP proxy with a password that leads everything to one server.
+func tunnel(t *testing.T, server string) string {
+	t.Helper()
+	direct := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Host = server }}
+	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Proxy-Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte("lab:labpass")) {
+			w.Header().Set("Proxy-Authenticate", `Basic realm="proxy"`)
+			w.WriteHeader(http.StatusProxyAuthRequired)
+			return
+		}
+		if r.Method != http.MethodConnect {
+			direct.ServeHTTP(w, r)
+			return
+		}
+		up, err := net.Dial("tcp", server)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer up.Close()
+		down, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer down.Close()
+		_, _ = io.WriteString(down, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(up, down) }()
+		_, _ = io.Copy(down, up)
+	}))
+	t.Cleanup(p.Close)
+	return p.Listener.Addr().String()
+}
+
+// TestProxyThatRefuses is named, with the variable that names it, in each kind of
+// request that goes through it.
+func TestProxyThatRefuses(t *testing.T) {
+	for _, scheme := range []string{"HTTPS", "HTTP"} {
+		var opts []registry.Option
+		if scheme == "HTTPS" {
+			opts = append(opts, registry.WithTLS())
+		}
+		variable := scheme + "_PROXY"
+		l := newLab(t, opts...)
+		l.secrets = append(l.secrets, "labpass", "another-word", "bGFiOmFub3RoZXItd29yZA==")
+		proxy := tunnel(t, l.registry.Host())
+		_, port, _ := net.SplitHostPort(l.registry.Host())
+		host := "registry.example:" + port
+		env := l.env
+		for name, tt := range map[string]struct {
+			from   string
+			push   bool
+			phase  result.Phase
+			reason result.Reason
+		}{
+			"pull": {"FROM " + host + "/base/none:1", false, result.Pull, result.ReasonBaseImageUnauthorized},
+			"push": {"FROM scratch", true, result.Push, result.ReasonPushUnauthorized},
+			"ADD":  {"FROM scratch\nADD " + strings.ToLower(scheme) + "://" + host + "/v2/ /x", false, result.Build, result.ReasonBaseImageUnauthorized},
+		} {
+			for user, want := range map[string]string{"": "wants credentials, and " + variable + " has none", "lab:another-word@": "refused the credentials that " + variable + " has"} {
+				t.Run(scheme+"/"+name+"/"+want, func(t *testing.T) {
+					l.t = t
+					l.env = append(env[:len(env):len(env)], variable+"=http://"+user+proxy)
+					l.containerfile(tt.from, "COPY Containerfile /")
+					args := []string{"--retry-on", "transient", "--no-cache"}
+					if tt.push {
+						args = append(args, "--tag", host+"/os/x:1", "--push")
+					}
+					o := l.build(args...)
+					o.wantFailure(t, tt.reason, "the proxy "+proxy, want, "407")
+					o.wantAttempts(t, tt.phase, 1)
+					if last := o.result.Attempts[len(o.result.Attempts)-1]; last.Host != proxy || last.Status != http.StatusProxyAuthRequired {
+						t.Errorf("attempt %+v", last)
+					}
+				})
+			}
+		}
+		l.t = t
+		l.env = append(env[:len(env):len(env)], variable+"=http://lab:labpass@"+proxy)
+		l.containerfile("FROM scratch", "COPY Containerfile /", "ADD "+strings.ToLower(scheme)+"://"+host+"/v2/ /x")
+		l.build("--tag", host+"/os/x:1", "--push").wantSuccess(t)
+		l.containerfile("FROM "+host+"/os/x:1", "COPY Containerfile /y")
+		l.build().wantSuccess(t)
+	}
+}
+
+// TestProxyOfATokenServer is between here and the token server alone.
+func TestProxyOfATokenServer(t *testing.T) {
+	l := newLab(t)
+	proxy := tunnel(t, l.registry.Host())
+	l.registry.Fault(registry.Rule{Do: registry.Reply{Status: 401, Header: http.Header{"Www-Authenticate": {`Bearer realm="https://tokens.example/token",service="x"`}}}})
+	l.env = append(l.env, "HTTPS_PROXY=http://"+proxy)
+	auth := l.authFile("auth.json", "robot", "word-of-robot")
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	o := l.build("--retry-on", "transient", "--tag", l.image("os/x:1"), "--push", "--push-authfile", auth)
+	o.wantFailure(t, result.ReasonPushUnauthorized, "the proxy "+proxy, "HTTPS_PROXY", "407")
+	o.wantAttempts(t, result.Push, 1)
+	l.containerfile("FROM HOST/base/none:1")
+	o = l.build("--retry-on", "transient", "--pull-authfile", auth)
+	o.wantFailure(t, result.ReasonBaseImageUnauthorized, "the proxy "+proxy, "HTTPS_PROXY", "407")
+	o.wantAttempts(t, result.Pull, 1)
+}
+
+// TestProxyThatIsNotReached is not to be taken for the registry.
+func TestProxyThatIsNotReached(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := listener.Addr().String()
+	_ = listener.Close()
+	for proxy, want := range map[string]string{refused: "connection refused", "proxy.invalid:3128": "no such host"} {
+		for _, variable := range []string{"HTTPS_PROXY", "HTTP_PROXY"} {
+			l := newLab(t)
+			l.secrets = append(l.secrets, "labpass")
+			l.env = append(l.env, variable+"=http://lab:labpass@"+proxy)
+			l.containerfile("FROM scratch", "ADD "+strings.ToLower(variable[:len(variable)-len("_PROXY")])+"://files.example/x /x")
+			o := l.build("--retry-on", "transient", "--max-retries", "2")
+			o.wantFailure(t, result.ReasonRegistryUnavailable, "the proxy "+proxy+", which "+variable+" names, cannot be reached", want)
+			o.wantAttempts(t, result.Build, 2)
+			if variable == "HTTP_PROXY" {
+				continue // https is asked for first, and files.example is not there
+			}
+			l.containerfile("FROM registry.example/base/none:1")
+			l.bare = true
+			o = l.build("--retry-on", "transient", "--retry-delay", "50ms", "--max-retries", "2", "--storage-root", filepath.Join(l.dir, "store"), "--result", filepath.Join(l.dir, "result.json"), l.context)
+			o.wantFailure(t, result.ReasonRegistryUnavailable, "the proxy "+proxy+", which "+variable+" names, cannot be reached", want)
+			o.wantAttempts(t, result.Pull, 2)
+			if o.result.Attempts[0].Host != proxy {
+				t.Errorf("attempt %+v", o.result.Attempts[0])
+			}
+		}
+	}
+}
+
+// TestProxyThatIsNone would be left out without a word, and the server be said to be
+// nowhere.
+func TestProxyThatIsNone(t *testing.T) {
+	l := newLab(t)
+	l.secrets = append(l.secrets, "labp%ss")
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	l.env = append(l.env, "https_proxy=http://lab:labp%ss@proxy.example:3128", "HTTP_PROXY=proxy.example:3128")
+	o := l.build()
+	o.wantSuccess(t)
+	o.wantLine(t, "Warning: The value of HTTPS_PROXY is not the URL of a proxy")
+	if strings.Contains(o.stderr, "HTTP_PROXY is not") {
+		t.Error("a proxy without a scheme is one")
 	}
 }
 
