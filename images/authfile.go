@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,6 +37,7 @@ type authEntry struct {
 	identityToken  string
 	registryToken  string
 	auth           string // user and password in base64, as it stands in the file
+	key            string // under which it stands there
 }
 
 // readAuthFile reads the file as it is now.
@@ -43,11 +46,19 @@ func readAuthFile(path string) (*authFile, error) {
 	if err != nil {
 		return nil, err
 	}
+	f := &authFile{path: path, entries: map[string]authEntry{}}
+	data, marked := bytes.CutPrefix(data, []byte("\ufeff"))
+	if marked {
+		f.odd = append(f.odd, "it begins with a byte order mark")
+	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, fmt.Errorf("%s is not an auth file: it is empty", path)
+	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(data, &members); err != nil {
 		return nil, fmt.Errorf("%s is not an auth file: %w", path, err)
 	}
-	f := &authFile{path: path, entries: map[string]authEntry{}, other: members}
+	f.other = members
 	raw := members
 	if auths, ok := members["auths"]; ok {
 		raw = nil
@@ -68,13 +79,38 @@ func readAuthFile(path string) (*authFile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s is not an auth file: its entry %s: %w", path, key, err)
 		}
-		f.entries[key] = entry
+		entry.key = key
+		if plain := withoutSlash(key); plain != key {
+			if _, exact := raw[plain]; exact {
+				continue // which is the one that the library reads
+			}
+			odd = append(odd, "a slash behind its name")
+			f.entries[plain] = entry
+		} else {
+			f.entries[key] = entry
+		}
 		for _, o := range odd {
 			f.odd = append(f.odd, fmt.Sprintf("its entry %s has %s", key, o))
 		}
 	}
 	slices.Sort(f.odd)
 	return f, nil
+}
+
+// withoutSlash is the key of an entry as the library looks for it: a name of a registry
+// or a namespace without the slash behind it, and without the version of an interface
+// that a URL would have there. Keys that are URLs it takes as they are.
+func withoutSlash(key string) string {
+	if strings.Contains(key, "://") || !strings.HasSuffix(key, "/") {
+		return key
+	}
+	key = strings.TrimRight(key, "/")
+	for _, version := range []string{"/v1", "/v2"} {
+		if host, ok := strings.CutSuffix(key, version); ok && !strings.Contains(host, "/") {
+			return host
+		}
+	}
+	return key
 }
 
 func parseAuthEntry(text json.RawMessage) (entry authEntry, odd []string, err error) {
@@ -125,11 +161,12 @@ func (f *authFile) normalized() ([]byte, error) {
 }
 
 // match finds the entry for an image: the most specific one, of the repository,
-// its namespaces, its registry, then those that are written as URLs.
+// its namespaces, its registry, then those that are written as URLs or with another
+// name of Docker Hub, as the library does. The key is as it stands in the file.
 func (f *authFile) match(ref reference.Named) (key string, entry authEntry, ok bool) {
 	for name := ref.Name(); ; {
 		if e, ok := f.entries[name]; ok {
-			return name, e, true
+			return e.key, e, true
 		}
 		i := strings.LastIndexByte(name, '/')
 		if i < 0 {
@@ -140,29 +177,62 @@ func (f *authFile) match(ref reference.Named) (key string, entry authEntry, ok b
 	for _, key := range slices.Sorted(maps.Keys(f.entries)) {
 		host := key
 		if _, rest, ok := strings.Cut(key, "://"); ok {
-			host = rest
+			host, _, _ = strings.Cut(rest, "/")
 		}
-		host, _, _ = strings.Cut(host, "/")
-		if host == reference.Domain(ref) && strings.Contains(key, "://") {
-			return key, f.entries[key], true
+		if hubName(host) == hubName(reference.Domain(ref)) {
+			return f.entries[key].key, f.entries[key], true
 		}
 	}
 	return "", authEntry{}, false
 }
 
+// hubName makes the names of Docker Hub one.
+func hubName(host string) string {
+	if host == "index.docker.io" || host == "registry-1.docker.io" {
+		return "docker.io"
+	}
+	return host
+}
+
+// helper is the program that the file names for the credentials of a registry, empty
+// for none, and store that which it names for all of them, which is not asked.
+func (f *authFile) helper(registry string) (helper, store string) {
+	helpers := map[string]string{}
+	_ = json.Unmarshal(f.other["credHelpers"], &helpers) // what is none of them is nothing
+	_ = json.Unmarshal(f.other["credsStore"], &store)
+	return helpers[registry], store
+}
+
 // describe says in a message whose credentials were used, never the secret.
 func (f *authFile) describe(ref reference.Named) string {
 	key, e, ok := f.match(ref)
+	registry := reference.Domain(ref)
+	helper, store := f.helper(registry)
 	switch {
+	case helper != "":
+		return fmt.Sprintf("the credential for %s from the program docker-credential-%s, which %s names", registry, helper, f.path)
+	case !ok && store != "":
+		return fmt.Sprintf("no credentials for %s in %s, which leaves them to the credential store %q that is not asked: put the credential into the file", registry, f.path, store)
 	case !ok && len(f.entries) == 0:
-		return fmt.Sprintf("no credentials for %s in %s, which has no entries", reference.Domain(ref), f.path)
+		return fmt.Sprintf("no credentials for %s in %s, which has no entries", registry, f.path)
 	case !ok:
-		return fmt.Sprintf("no credentials for %s in %s, which has entries for %s", reference.Domain(ref), f.path,
-			strings.Join(slices.Sorted(maps.Keys(f.entries)), ", "))
+		return fmt.Sprintf("no credentials for %s in %s, which has entries for %s", registry, f.path, strings.Join(f.keys(), ", "))
+	case e == authEntry{key: e.key}:
+		return fmt.Sprintf("the entry %s of %s, which holds no credential", key, f.path)
 	case e.identityToken != "":
 		return fmt.Sprintf("identity token from %s, entry %s%s", f.path, key, expired(e.identityToken))
 	}
 	return fmt.Sprintf("user %q from %s, entry %s%s", e.user, f.path, key, expired(e.password))
+}
+
+// keys are those of the entries, as they stand in the file.
+func (f *authFile) keys() []string {
+	var keys []string
+	for _, e := range f.entries {
+		keys = append(keys, e.key)
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 // expired says since when a token is not valid any more, where it says so itself,
@@ -177,12 +247,16 @@ func expired(token string) string {
 		return ""
 	}
 	var claims struct {
-		Expires float64 `json:"exp"` // in seconds since 1970
+		Expires json.RawMessage `json:"exp"` // in seconds since 1970: a number, which some write as a string
 	}
-	if json.Unmarshal(payload, &claims) != nil || claims.Expires <= 0 {
+	if json.Unmarshal(payload, &claims) != nil {
 		return ""
 	}
-	if at := time.Unix(int64(claims.Expires), 0); time.Now().After(at) {
+	seconds, err := strconv.ParseFloat(strings.Trim(string(claims.Expires), `"`), 64)
+	if err != nil || seconds <= 0 || seconds > math.MaxInt32*float64(1000) { // in a time that is not ours
+		return ""
+	}
+	if at := time.Unix(int64(seconds), 0); time.Now().After(at) {
 		return fmt.Sprintf(", a token that expired at %s", at.UTC().Format(time.RFC3339))
 	}
 	return ""

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.podman.io/image/v5/docker/reference"
+	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
 )
 
 func TestAuthSecrets(t *testing.T) {
@@ -75,6 +76,17 @@ func TestDescribeCredentials(t *testing.T) {
 		{"token", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q,"identitytoken":"word"}}}`, encoded), []string{"identity token"}},
 		{"expired token", withPassword(jwt(`{"sub":"robot","exp":1700000000}`)), []string{`user "robot"`, "a token that expired at 2023-11-14T22:13:20Z"}},
 		{"expired identity token", fmt.Sprintf(`{"auths":{"r.example:5000":{"auth":%q,"identitytoken":%q}}}`, encoded, jwt(`{"exp":1700000000.5}`)), []string{"identity token", "expired at 2023-11-14"}},
+		{"token with its end as a string", withPassword(jwt(`{"exp":"1700000000"}`)), []string{"expired at 2023-11-14T22:13:20Z"}},
+		{"token with its end as a large number", withPassword(jwt(`{"exp":1.7e9}`)), []string{"expired at 2023-11-14T22:13:20Z"}},
+		{"a slash behind the host", fmt.Sprintf(`{"auths":{"r.example:5000/":{"auth":%q}}}`, encoded), []string{`user "robot"`, "entry r.example:5000/"}},
+		{"a URL with a path", fmt.Sprintf(`{"auths":{"https://r.example:5000/v2/":{"auth":%q}}}`, encoded), []string{`user "robot"`, "entry https://r.example:5000/v2/"}},
+		{"no entry for it, but with a slash", fmt.Sprintf(`{"auths":{"s.example/":{"auth":%q}}}`, encoded), []string{"no credentials for r.example:5000", "entries for s.example/"}},
+		{"an entry without a credential", `{"auths":{"r.example:5000":{}}}`, []string{"entry r.example:5000", "holds no credential"}},
+		{"a helper for the host", `{"credHelpers":{"r.example:5000":"vault"}}`, []string{"docker-credential-vault"}},
+		{"a helper for another host", `{"auths":{},"credHelpers":{"s.example":"vault"}}`, []string{"no credentials for r.example:5000", "no entries"}},
+		{"a store", `{"auths":{"r.example:5001":{}},"credsStore":"desktop"}`, []string{"no credentials for r.example:5000", `the credential store "desktop" that is not asked`}},
+		{"a store alone", `{"credsStore":"desktop"}`, []string{"no credentials for r.example:5000", `"desktop"`}},
+		{"empty", ``, []string{"cannot be read", "it is empty"}},
 		{"another host", fmt.Sprintf(`{"auths":{"r.example:5001":{"auth":%q}}}`, encoded), []string{"no credentials for r.example:5000", "r.example:5001"}},
 		{"not JSON", `word`, []string{"cannot be read"}},
 	} {
@@ -91,8 +103,22 @@ func TestDescribeCredentials(t *testing.T) {
 			}
 		})
 	}
+	hub, err := reference.ParseNormalizedNamed("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"https://index.docker.io/v1/", "index.docker.io", "index.docker.io/v1/", "docker.io", "docker.io/", "registry-1.docker.io", "https://registry-1.docker.io/v2/", "docker.io/library"} {
+		path := write(t, t.TempDir()+"/config.json", fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, key, encoded))
+		if got := b.describeCredentials(path, hub); got != `user "robot" from `+path+`, entry `+key {
+			t.Errorf("Docker Hub under %s: %q", key, got)
+		}
+		auth, err := dockerconfig.GetCredentialsForRef(b.system(path), hub)
+		if err != nil || auth.Password != "word" {
+			t.Errorf("Docker Hub under %s: the library reads %q (%v)", key, auth.Username, err)
+		}
+	}
 	valid := fmt.Sprintf(`{"exp":%d}`, time.Now().Add(time.Hour).Unix())
-	for _, password := range []string{jwt(valid), jwt(`{}`), jwt(`no JSON`), "a.b.c", "word"} {
+	for _, password := range []string{jwt(valid), jwt(`{}`), jwt(`no JSON`), jwt(`{"exp":"soon"}`), jwt(`{"exp":1e400}`), jwt(`{"exp":{}}`), jwt(`{"exp":null}`), "a.b.c", "word"} {
 		path := write(t, t.TempDir()+"/config.json", withPassword(password))
 		if got := b.describeCredentials(path, ref); strings.Contains(got, "expired") {
 			t.Errorf("%q says that %q expired", got, password)
@@ -114,7 +140,13 @@ func TestAuthFileForms(t *testing.T) {
 		{"http URL", `{"auths":{"http://HOST":{"auth":"` + plain + `"}}}`},
 		{"https URL with v1", `{"auths":{"https://HOST/v1/":{"auth":"` + plain + `"}}}`},
 		{"path before host", `{"auths":{"HOST":{"auth":"d3Jvbmc6d3Jvbmc="},"HOST/os":{"auth":"` + plain + `"}}}`},
+		{"a slash behind the host", `{"auths":{"HOST/":{"auth":"` + plain + `"}}}`},
+		{"a version behind the host", `{"auths":{"HOST/v1/":{"auth":"` + plain + `"}}}`},
+		{"a slash behind a path", `{"auths":{"HOST/os/":{"auth":"` + plain + `"}}}`},
+		{"a slash behind the host of another entry", `{"auths":{"HOST/":{"auth":"d3Jvbmc6d3Jvbmc="},"HOST":{"auth":"` + plain + `"}}}`},
+		{"a byte order mark", "\ufeff" + `{"auths":{"HOST":{"auth":"` + plain + `"}}}`},
 		{"dockercfg", `{"HOST":{"auth":"` + plain + `"}}`},
+		{"dockercfg with a slash", `{"HOST/":{"auth":"` + plain + `"}}`},
 		{"user and password", `{"auths":{"HOST":{"username":"robot","password":"word"}}}`},
 		{"newline behind the password", `{"auths":{"HOST":{"auth":"` + newline + `"}}}`},
 		{"newline behind the base64", `{"auths":{"HOST":{"auth":"` + plain + `\n"}}}`},
