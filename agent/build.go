@@ -212,7 +212,7 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	if ctx.Err() != nil {
 		return images.Stopped(ctx, "before the build began")
 	}
-	b.readSecrets()
+	b.readSecrets(ctx)
 	config := engineConfig(b.settings, b.console)
 	config.Output.Step = func(step result.Step) { b.tell(func() { b.result.Step = &step }) }
 	if b.engine, err = images.Open(config); err != nil {
@@ -240,7 +240,8 @@ func engineConfig(s *Settings, c *console) images.Config {
 // readSecrets makes known what must not be shown. Auth files change while the
 // build runs, so they are read again whenever the libraries read them, and kept to
 // tell later whether what was refused is still what they hold.
-func (b *build) readSecrets() {
+func (b *build) readSecrets(ctx context.Context) {
+	b.awaitAuthFiles(ctx)
 	b.authFiles = map[string][]byte{}
 	for _, path := range append(images.DefaultAuthFiles(), b.settings.PullAuthFile, b.settings.PushAuthFile) {
 		if path != "" {
@@ -291,7 +292,7 @@ func (b *build) pull(ctx context.Context) error {
 		if b.pulled[base] {
 			continue
 		}
-		b.readSecrets()
+		b.readSecrets(ctx)
 		bytes, err := b.engine.Pull(ctx, b.settings.Containerfile, base, b.settings.PullAuthFile)
 		if err != nil {
 			return err
@@ -308,7 +309,7 @@ func (b *build) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.readSecrets()
+	b.readSecrets(ctx)
 	spec := b.settings.BuildSpec
 	if spec.Volumes, err = b.mountCopies(); err != nil {
 		return err
@@ -319,7 +320,7 @@ func (b *build) build(ctx context.Context) error {
 
 // push copies the image to its destination.
 func (b *build) push(ctx context.Context) error {
-	b.readSecrets()
+	b.readSecrets(ctx)
 	digest, bytes, err := b.engine.Push(ctx, b.imageID, b.settings.destination, b.settings.Compression, b.settings.PushAuthFile)
 	if err != nil {
 		return err
@@ -337,7 +338,7 @@ func (b *build) verify(ctx context.Context) error {
 			return err
 		}
 	}
-	b.readSecrets()
+	b.readSecrets(ctx)
 	err := b.engine.Verify(ctx, b.settings.destination, b.digest, b.settings.PushAuthFile)
 	if err != nil && b.imageID != "" && !b.settings.destination.Local() {
 		failed := images.AsError(err)

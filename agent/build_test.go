@@ -250,7 +250,7 @@ func TestCredentialsThatChangeWhileTheyAreRefused(t *testing.T) {
 			defer cancel()
 			attempts := 0
 			err := b.phase(ctx, phase, 3, func(context.Context) error {
-				b.readSecrets()
+				b.readSecrets(t.Context())
 				if attempts++; attempts > 1 {
 					return nil
 				}

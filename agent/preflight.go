@@ -27,7 +27,7 @@ func (b *build) preflight(ctx context.Context) error {
 	if d == nil || d.Local() {
 		return nil
 	}
-	b.readSecrets()
+	b.readSecrets(ctx)
 	limited, cancel := context.WithTimeout(ctx, preflightTime)
 	defer cancel()
 	err := b.engine.CheckPush(limited, d, b.settings.PushAuthFile)
@@ -60,6 +60,27 @@ func (b *build) finding(ctx context.Context, phase result.Phase, err error) erro
 
 // credentialsLook is how often an auth file that was refused is looked at.
 const credentialsLook = 250 * time.Millisecond
+
+// authFileGap is how long an auth file that was good when the build began is waited for
+// that is not there, or is not complete: whoever replaces it is about to.
+const authFileGap = 2 * time.Second
+
+// awaitAuthFiles waits until the auth files can be read, or no longer.
+func (b *build) awaitAuthFiles(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, authFileGap)
+	defer cancel()
+	look := time.NewTicker(credentialsLook)
+	defer look.Stop()
+	for _, path := range []string{b.settings.PullAuthFile, b.settings.PushAuthFile} {
+		for path != "" && images.CheckAuthFile(path) != nil {
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
 
 // credentialsChanged returns a channel that is closed when the auth file of a phase
 // changes whose credentials were refused, or has since it was read, nil where nothing

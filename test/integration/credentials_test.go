@@ -136,6 +136,52 @@ func TestAuthFileThatIsGoneForAMoment(t *testing.T) {
 	o.wantAttempts(t, result.Push, 2)
 }
 
+// TestAuthFileThatIsBeingWritten is waited for before it is used: no attempt fails.
+func TestAuthFileThatIsBeingWritten(t *testing.T) {
+	for _, between := range []string{"", "{\"auths\":"} {
+		l := newPasswordLab(t, "pw2", "pw2")
+		l.bases()
+		l.containerfile("FROM HOST/base/busy:1", "RUN echo x > /counter/runs; while test -e /counter/wait; do sleep 0.1; done")
+		l.mkdir("counter")
+		l.file("counter/wait", "")
+		path := l.authFile("push.json", "robot", "pw2")
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd, done := l.start("--tag", l.image("os/layered:1"), "--push", "--push-authfile", path, "--retry-on", "transient",
+			"--volume", filepath.Join(l.dir, "counter")+":/counter", "--pull-authfile", l.pullAuth())
+		waitFor(t, func() bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 })
+		l.file("push.json", between)
+		if err := os.Remove(filepath.Join(l.dir, "counter/wait")); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(700 * time.Millisecond)
+		l.file("push.json", string(whole))
+		o := done(cmd.Wait())
+		o.wantSuccess(t)
+		o.wantAttempts(t, result.Push, 1)
+	}
+}
+
+// TestAuthFileThatCannotBeUsed is found before anything else.
+func TestAuthFileThatCannotBeUsed(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	for path, want := range map[string]string{
+		l.mkdir("directory"):                        "is a directory",
+		l.file("empty.json", ""):                    "it is empty",
+		l.file("blank.json", " \n"):                 "it is empty",
+		l.file("half.json", `{"auths":{`):           "unexpected end",
+		l.file("list.json", `[]`):                   "is not an auth file",
+		l.file("strings.json", `{"auths":{"a":1}}`): "its entry a",
+		filepath.Join(l.dir, "none.json"):           "no such file",
+	} {
+		o := l.build("--push-authfile", path)
+		o.wantFailure(t, result.ReasonSettingsInvalid, path, want, "--push-authfile")
+	}
+}
+
 func TestP19TokenServerGrantsPullOnly(t *testing.T) {
 	passwords := filepath.Join(t.TempDir(), "passwords")
 	if err := os.WriteFile(passwords, []byte("robot:tok-pass\n"), 0o600); err != nil {
