@@ -28,7 +28,7 @@ func (e *Engine) CheckBases(containerfile string, bases []Base) error {
 	}
 	for _, b := range bases {
 		if _, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err != nil {
-			return baseError(containerfile, b, fmt.Sprintf("%q is not the name of an image: %v", b.Name, err), err)
+			return baseError(containerfile, b, nameError(b.Name, err).Error(), err)
 		}
 		if b.Name != trimDocker(b.Name) || !shortnames.IsShortName(b.Name) {
 			continue

@@ -55,7 +55,7 @@ func (d *Destination) Local() bool { return d.path != "" }
 func RegistryDestination(name string) (*Destination, error) {
 	named, err := reference.ParseNormalizedNamed(trimDocker(name))
 	if err != nil {
-		return nil, fmt.Errorf("%q is not the name of an image: %w", name, err)
+		return nil, nameError(name, err)
 	}
 	if reference.Domain(named) == "docker.io" && !strings.HasPrefix(trimDocker(name), "docker.io/") {
 		return nil, fmt.Errorf("%q does not say which registry to push to: write it in full, as in registry.example/%s", name, name)
@@ -114,7 +114,7 @@ func OutputDestination(spec string) (*Destination, error) {
 func CheckTag(name string) error {
 	named, err := reference.ParseNormalizedNamed(trimDocker(name))
 	if err != nil {
-		return fmt.Errorf("%q is not the name of an image: %w", name, err)
+		return nameError(name, err)
 	}
 	if _, ok := named.(reference.Digested); ok {
 		return fmt.Errorf("%q has a digest, which an image that is yet to be built cannot have: name a tag", name)

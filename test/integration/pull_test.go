@@ -168,3 +168,21 @@ func TestMountOfAnImageByAVariable(t *testing.T) {
 		o.wantAttempts(t, result.Build, 1)
 	}
 }
+
+// TestNamesThatAreNone says what is wrong with them, before any request.
+func TestNamesThatAreNone(t *testing.T) {
+	l := newLab(t)
+	for name, want := range map[string]string{
+		"[::1]:5000/x":         "IPv6 address",
+		"https://r.example/x":  "it is a URL, write r.example/x",
+		"r.example/Upper:1":    "must be lowercase",
+		"docker://[fd00::1]/x": "IPv6 address",
+	} {
+		l.containerfile("FROM scratch", "COPY --from="+name+" / /")
+		o := l.build("--retry-on", "transient")
+		o.wantFailure(t, result.ReasonBaseImageNotFound, "line 2", strings.TrimPrefix(name, "docker://"), want)
+		l.containerfile("FROM scratch", "COPY Containerfile /")
+		o = l.build("--tag", name, "--push")
+		o.wantFailure(t, result.ReasonSettingsInvalid, "--tag", strings.TrimPrefix(name, "docker://"), want)
+	}
+}
