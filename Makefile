@@ -2,7 +2,7 @@
 
 # The one place for the build tags and linker flags: a static binary that needs
 # nothing but the kernel. CONTRIBUTING.md has the line for typing `go test` by hand.
-TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo
+TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo seccomp
 LDFLAGS := -s -w -linkmode external -extldflags "-static"
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 # Tests that drive a binary wait for processes and registries, not for the CPU.
@@ -16,7 +16,7 @@ export DEBIAN_ROOT    := $(CURDIR)/bin/debian.tar
 
 # Debian packages: to compile and link, for the image, for base images, packages and
 # the peer in tests.
-PACKAGES       := gcc libc6-dev ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg netavark
+PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg netavark
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 

@@ -214,6 +214,7 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	}
 	b.readSecrets(ctx)
 	config := engineConfig(b.settings, b.console)
+	config.SingleID = b.result.Sandbox.UserNS == images.UserNSSingle
 	config.Output.Step = func(step result.Step) { b.tell(func() { b.result.Step = &step }) }
 	if b.engine, err = images.Open(config); err != nil {
 		return err
@@ -232,6 +233,7 @@ func (b *build) prepare(ctx context.Context) (err error) {
 func engineConfig(s *Settings, c *console) images.Config {
 	return images.Config{
 		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
+		SecurityOpts: s.SecurityOpts, Ulimits: s.Ulimits,
 		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy, Authorities: s.Authorities,
 		Platform: s.Platform, UserAgent: "strata/" + Version(), Stall: s.StallTimeout, Output: c.output(),
 	}

@@ -37,6 +37,8 @@ type Settings struct {
 	SignaturePolicy string
 
 	Isolation     string
+	SecurityOpts  []string
+	SingleID      bool
 	StorageDriver string
 	StorageRoot   string
 	Platform      string
@@ -157,7 +159,9 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 	f.IntVar(&s.Jobs, "jobs", 1, "`number` of stages to build at the same time")
 
 	f.StringVar(&s.Isolation, "isolation", "", "`kind` of isolation of RUN steps: chroot, oci or rootless (default chroot)")
-	f.StringVar(&s.StorageDriver, "storage-driver", "", "`driver` of the store (default: as configured, else overlay, else vfs)")
+	f.StringArrayVar(&s.SecurityOpts, "security-opt", nil, "`seccomp=PATH` of the seccomp profile of RUN steps, or seccomp=unconfined for none (default: that of buildah)")
+	f.BoolVar(&s.SingleID, "single-id", false, "make do with one user id where the sandbox gives no more: every file in the image belongs to root")
+	f.StringVar(&s.StorageDriver, "storage-driver", "", "`driver` of the store (default: as configured, else the best that works: native overlay, fuse-overlayfs, vfs)")
 	f.StringVar(&s.StorageRoot, "storage-root", "", "`directory` of the store (default: as configured)")
 	f.StringVar(&s.BuildID, "build-id", "", "`id` of this build: an image with the same id under the tag is not built again")
 
@@ -331,6 +335,9 @@ func (s *Settings) check(args []string, p *Problems) {
 		if err := images.CheckPlatform(s.Platform); err != nil {
 			p.add("--platform %w", err)
 		}
+	}
+	if err := images.CheckSecurityOpt(s.SecurityOpts); err != nil {
+		p.add("--security-opt: %w", err)
 	}
 	if s.BuildID != "" && s.Format == "docker" {
 		p.add("--build-id needs --format oci: an image of the format docker has no annotations to carry it")

@@ -85,6 +85,8 @@ var flagCases = map[string]struct {
 	"squash":             {"true", func(s *Settings) { s.Squash = true }},
 	"jobs":               {"4", func(s *Settings) { s.Jobs = 4 }},
 	"isolation":          {"rootless", func(s *Settings) { s.Isolation = "rootless" }},
+	"security-opt":       {"seccomp=unconfined", func(s *Settings) { s.SecurityOpts = []string{"seccomp=unconfined"} }},
+	"single-id":          {"true", func(s *Settings) { s.SingleID = true }},
 	"storage-driver":     {"vfs", func(s *Settings) { s.StorageDriver = "vfs" }},
 	"storage-root":       {"/store", func(s *Settings) { s.StorageRoot = "/store" }},
 	"build-id":           {"0c5f", func(s *Settings) { s.BuildID = "0c5f" }},
@@ -297,6 +299,8 @@ func TestBadSettingsHaveOneSentenceEach(t *testing.T) {
 		{"log-level", []string{"--log-level=INFO"}, nil, []string{`--log-level "INFO" is not one of debug, info, warn, error`}},
 		{"progress", []string{"--progress="}, nil, []string{`--progress "" is not one of auto, plain, tty, json`}},
 		{"isolation", []string{"--isolation=vm"}, nil, []string{`--isolation "vm" is not one of chroot, oci, rootless`}},
+		{"security option", []string{"--security-opt=label=disable"}, nil, []string{`--security-opt: "label=disable" is neither seccomp=unconfined nor seccomp=PATH`}},
+		{"missing profile", []string{"--security-opt=seccomp=no/such"}, nil, []string{"--security-opt: the seccomp profile cannot be read: open no/such: no such file or directory"}},
 		{"format", []string{"--format=tar"}, nil, []string{"--format: ..."}},
 		{"compression format", []string{"--compression-format=rar"}, nil, []string{"--compression-format: ..."}},
 
@@ -396,7 +400,7 @@ func TestCheckCompletesAllSettings(t *testing.T) {
 		"--secret=id=a,src=secret", "--build-context=more=empty", "--target=final", "--label=a=1", "--annotation=a=1",
 		"--platform=linux/arm64/v8", "--format=oci", "--ulimit=nofile=10:20", "--layers=false", "--no-cache",
 		"--cache-from=r.example/c", "--cache-to=r.example/d", "--squash", "--jobs=0", "--isolation=oci",
-		"--storage-driver=vfs", "--storage-root=store", "--build-id=0c5f", "--compression-format=zstd:chunked",
+		"--security-opt=seccomp=file", "--single-id", "--storage-driver=vfs", "--storage-root=store", "--build-id=0c5f", "--compression-format=zstd:chunked",
 		"--compression-level=0", "--source-date-epoch=0", "--rewrite-timestamp", "--max-retries=1", "--retry-on=transient",
 		"--retry-delay=0", "--retry-max-delay=0", "--deadline=1h", "--result=-", "--result-max=768", "--digestfile=digest",
 		"--iidfile=iid", "--log-format=json", "--log-level=error", "--progress=json")

@@ -33,7 +33,7 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 	defer signal.Stop(signals)
 	surviveClosedOutput()
 
-	w, results, err := startWorker(c)
+	w, results, err := startWorker(s, c)
 	if err != nil {
 		e := images.AsError(err)
 		r.Conclude(e.Reason)
@@ -45,7 +45,7 @@ func supervise(s *Settings, streams Streams) result.ExitCode {
 			r = got.result
 		}
 		if r.Outcome == "" {
-			sweepAfterWorker()
+			sweepAfterWorker(s)
 		} else {
 			deliver(s, r, streams)
 			return result.ExitCode(r.ExitCode)
@@ -81,19 +81,17 @@ func surviveClosedOutput() {
 
 // startWorker starts this program again with the same arguments. The results
 // that come from the worker can be read from the file it returns.
-func startWorker(c *console) (*images.Worker, *os.File, error) {
+func startWorker(s *Settings, c *console) (*images.Worker, *os.File, error) {
 	// Orphans of the steps become children of this process, not of the machine's
 	// first one, so that they can be reaped, and killed at the end.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		c.log.Debug("orphans are left to others", "error", err)
 	}
-	w, err := images.NewWorker(append([]string{workerName}, os.Args[1:]...)...)
+	w, err := images.NewWorker(s.SingleID, append([]string{workerName}, os.Args[1:]...)...)
 	if err != nil {
 		return nil, nil, err
 	}
-	if w.Warning != "" {
-		c.log.Warn(w.Warning)
-	}
+	w.Finding.Log(c.log)
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, nil, fmt.Errorf("making a pipe for the result: %w", err)
@@ -116,8 +114,8 @@ func startWorker(c *console) (*images.Worker, *os.File, error) {
 const sweepTime = time.Second
 
 // sweepAfterWorker removes what a worker left that was killed.
-func sweepAfterWorker() {
-	w, err := images.NewWorker(append([]string{sweeperName}, os.Args[1:]...)...)
+func sweepAfterWorker(s *Settings) {
+	w, err := images.NewWorker(s.SingleID, append([]string{sweeperName}, os.Args[1:]...)...)
 	if err != nil {
 		return
 	}

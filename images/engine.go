@@ -8,18 +8,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"go.podman.io/buildah/pkg/parse"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 	"go.podman.io/storage"
 	"go.podman.io/storage/pkg/configfile"
-	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -31,6 +27,12 @@ type Config struct {
 	StorageRoot, StorageDriver string
 	// Isolation is buildah's word for how RUN steps are isolated; empty means chroot.
 	Isolation string
+	// Ulimits are NAME=SOFT[:HARD] for RUN steps.
+	Ulimits []string
+	// SecurityOpts are buildah's words for what confines RUN steps; see CheckSecurityOpt.
+	SecurityOpts []string
+	// SingleID is set where only one id exists: files of others become root's.
+	SingleID bool
 	// TLSVerify false allows registries without TLS or with a certificate that
 	// nobody vouches for; nil means as registries.conf says.
 	TLSVerify *bool
@@ -66,11 +68,13 @@ type Output struct {
 type Engine struct {
 	config     Config
 	log        *slog.Logger
+	options    storage.StoreOptions
 	store      storage.Store
 	sys        types.SystemContext // a template: operations change copies
 	tmp        string
 	lock       *os.File // held as long as the build lives
 	isolation  isolation
+	seccomp    string // the path of the profile of steps, unconfined, or empty for the built-in one
 	warned     bool   // that limits were lowered
 	withheld   bool   // a proxy with a password, from build arguments
 	policy     string // the path of the signature policy, empty for the built-in one
@@ -84,7 +88,7 @@ var defaultPolicy []byte
 // Open finds out what can be built with: a directory for temporary files, the
 // store, the isolation of steps, the signature policy and the configuration of
 // registries. It talks to no registry. The error is an *Error whose reason is
-// StorageUnavailable or SettingsInvalid.
+// UserNamespaceUnavailable, StorageUnavailable, NoSpace or SettingsInvalid.
 func Open(config Config) (*Engine, error) {
 	e := &Engine{config: config, log: config.Output.Log}
 	e.caches = &caches{engine: e, left: map[string]bool{}}
@@ -96,27 +100,24 @@ func Open(config Config) (*Engine, error) {
 }
 
 func (e *Engine) open() error {
+	e.begin()
+	for _, c := range checks {
+		f, err := e.look(c)
+		if err != nil {
+			return err
+		}
+		e.say(c, f)
+		if c.name == checkDriver {
+			e.sweep()
+		}
+	}
+	return nil
+}
+
+// begin prepares the environment that the libraries read.
+func (e *Engine) begin() {
 	keepOwnProxies(e.log)
 	spellProxies()
-	options, err := storeOptions(e.config)
-	if err != nil {
-		return err
-	}
-	if err := e.makeTemp(options.GraphRoot); err != nil {
-		return err
-	}
-	if e.store, err = storage.GetStore(options); err != nil {
-		return unavailable(fmt.Sprintf("the store %s cannot be opened", options.GraphRoot), err)
-	}
-	if e.store.GraphDriverName() == "vfs" {
-		e.log.Warn("the store uses vfs, which copies every layer in full: a build of many layers is slow and needs several times the space of the image",
-			"store", e.store.GraphRoot())
-	}
-	e.sweep()
-	if e.isolation, err = parseIsolation(e.config.Isolation); err != nil {
-		return err
-	}
-	return e.configureRegistries()
 }
 
 // Storage is the driver of the store.
@@ -154,16 +155,14 @@ func (e *Engine) Close() {
 }
 
 func unavailable(what string, err error) error {
-	if text := err.Error(); strings.Contains(text, syscall.ENOSPC.Error()) || strings.Contains(text, syscall.EDQUOT.Error()) {
-		return &Error{
-			Reason: result.ReasonNoSpace, Class: result.ClassResource,
-			Message: fmt.Sprintf("%s: %v", what, err), Err: err,
-		}
-	}
-	return &Error{
+	e := &Error{
 		Reason: result.ReasonStorageUnavailable, Class: result.ClassSandbox,
 		Message: fmt.Sprintf("%s: %v", what, err), Err: err,
 	}
+	if isFull(err) {
+		e.Reason, e.Class = result.ReasonNoSpace, result.ClassResource
+	}
+	return e
 }
 
 func invalid(what string, err error) error {
@@ -173,73 +172,16 @@ func invalid(what string, err error) error {
 	}
 }
 
-func storeOptions(config Config) (storage.StoreOptions, error) {
-	options, err := storage.DefaultStoreOptions()
-	if err != nil {
-		return options, invalid("the configuration of containers/storage cannot be read", err)
+// lookAtConfiguration reads the configuration of registries and trust.
+func (e *Engine) lookAtConfiguration() (Finding, error) {
+	if err := e.configureRegistries(); err != nil {
+		return Finding{}, err
 	}
-	if config.StorageDriver != "" && config.StorageDriver != options.GraphDriverName {
-		options.GraphDriverName = config.StorageDriver
-		// Options in storage.conf are those of the driver that is named there.
-		options.GraphDriverOptions = nil
+	policy := e.policy
+	if policy == "" {
+		policy = "the built-in one"
 	}
-	if config.StorageRoot != "" {
-		root, err := filepath.Abs(config.StorageRoot)
-		if err != nil {
-			return options, unavailable("--storage-root "+config.StorageRoot, err)
-		}
-		if root != options.GraphRoot {
-			options.GraphRoot, options.ImageStore = root, ""
-			options.RunRoot = filepath.Join(root, "run")
-		}
-	}
-	if options.GraphDriverName == "" && len(options.GraphDriverPriority) == 0 {
-		options.GraphDriverPriority = []string{"overlay", "vfs"}
-	}
-	return options, nil
-}
-
-// tempPrefix begins the name of each build's directory of temporary files.
-const tempPrefix = "strata-"
-
-// makeTemp makes a directory for the temporary files of this build: in TMPDIR
-// when that is set, else beside the store, where there is room for layers and
-// where an overlay over the build context can be mounted. The libraries take it
-// from TMPDIR.
-func (e *Engine) makeTemp(graphRoot string) error {
-	parent, what := os.Getenv("TMPDIR"), "the directory of temporary files that TMPDIR names"
-	if parent == "" {
-		parent, what = filepath.Join(graphRoot, "tmp"), "the directory of temporary files beside the store"
-	}
-	err := os.MkdirAll(parent, 0o700)
-	if err == nil {
-		e.tmp, err = os.MkdirTemp(parent, tempPrefix)
-	}
-	if err == nil {
-		err = e.own()
-	}
-	if err == nil {
-		err = os.Setenv("TMPDIR", e.tmp)
-	}
-	if err != nil {
-		return unavailable(what+" cannot be used", err)
-	}
-	return nil
-}
-
-// removeTemp removes the directory, unmounting first what a build that ended
-// early left mounted there, so that nothing is deleted through a mount.
-func removeTemp(dir string, log *slog.Logger) {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	for i := len(mounts) - 1; i >= 0 && err == nil; i-- {
-		err = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	}
-	if err == nil {
-		err = os.RemoveAll(dir)
-	}
-	if err != nil {
-		log.Warn("temporary files are left behind", "directory", dir, "error", err)
-	}
+	return ok("registries.conf can be read, and the signature policy is %s", policy), nil
 }
 
 // configureRegistries fills the system context and checks, before anything is
@@ -250,7 +192,7 @@ func (e *Engine) configureRegistries() error {
 		SystemRegistriesConfPath: e.config.RegistriesConf,
 		SignaturePolicyPath:      e.config.SignaturePolicy,
 		BigFilesTemporaryDir:     e.tmp,
-		BlobInfoCacheDir:         filepath.Join(e.store.GraphRoot(), "cache"), // where libimage has it
+		BlobInfoCacheDir:         filepath.Join(e.options.GraphRoot, "cache"), // where libimage has it
 		DockerRegistryUserAgent:  e.config.UserAgent,
 	}
 	if verify := e.config.TLSVerify; verify != nil {

@@ -69,3 +69,11 @@ func Stopped(ctx context.Context, when string) *Error {
 	}
 	return &Error{Reason: v.reason, Class: v.class, Message: what + " " + when, Err: context.Cause(ctx)}
 }
+
+// rootCause is the error that all others are about.
+func rootCause(err error) error {
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err
+}

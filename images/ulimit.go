@@ -3,6 +3,7 @@ package images
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/docker/go-units"
@@ -49,6 +50,20 @@ func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 		ulimits = append(ulimits, u.String())
 	}
 	return ulimits, warnings, nil
+}
+
+// lookAtLimits says which limits steps get that are lower than those asked for. A
+// build says so itself, when it has steps.
+func (e *Engine) lookAtLimits() (Finding, error) {
+	_, warnings, err := clampUlimits(e.config.Ulimits)
+	if err != nil {
+		return Finding{}, invalid("--ulimit", err)
+	}
+	if len(warnings) > 0 {
+		return warning("RUN steps get %s, since this process may not raise its own limits (no CAP_SYS_RESOURCE)", strings.Join(warnings, ", ")).
+			hinted("nothing needs to be done unless a step fails for it; then raise the limits of the container runtime"), nil
+	}
+	return ok("RUN steps get the limits that are asked for"), nil
 }
 
 func clampUlimit(u *units.Ulimit) (warning string, err error) {

@@ -40,6 +40,8 @@ func TestBadInput(t *testing.T) {
 		"retry-on":                  {args: []string{"--retry-on", "never"}, want: "never"},
 		"isolation":                 {args: []string{"--isolation", "vm"}, want: "vm"},
 		"storage driver":            {args: []string{"--storage-driver", "floppy"}, want: "floppy"},
+		"security option":           {args: []string{"--security-opt", "apparmor=x"}, want: "apparmor=x"},
+		"seccomp profile":           {args: []string{"--security-opt", "seccomp=no/such"}, want: "no/such"},
 		"several platforms":         {args: []string{"--platform", "linux/amd64,linux/arm64"}, want: "several platforms"},
 		"platform":                  {args: []string{"--platform", "a/b/c/d"}, want: "--platform"},
 		"format":                    {args: []string{"--format", "zip"}, want: "--format"},

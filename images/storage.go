@@ -1,0 +1,290 @@
+package images
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.podman.io/storage"
+	graphdriver "go.podman.io/storage/drivers"
+	"go.podman.io/storage/drivers/overlay"
+	"go.podman.io/storage/pkg/unshare"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// The drivers between which a build chooses.
+const (
+	driverOverlay = "overlay"
+	driverVFS     = "vfs"
+)
+
+// fuseDevice is what fuse-overlayfs needs to be able to open.
+const fuseDevice = "/dev/fuse"
+
+// lookAtRoot finds out where the store is, and whether it can be written to.
+func (e *Engine) lookAtRoot() (Finding, error) {
+	if err := ensureRuntimeDir(e.config); err != nil {
+		return Finding{}, err
+	}
+	var err error
+	if e.options, err = storeOptions(e.config); err != nil {
+		return Finding{}, err
+	}
+	root := e.options.GraphRoot
+	if err := tryWriting(root); err != nil {
+		return cannotWrite("the store", root, err), nil
+	}
+	if err := os.MkdirAll(e.options.RunRoot, 0o700); err != nil {
+		// Such as /run on a root filesystem that is read-only.
+		e.options.RunRoot = filepath.Join(root, "run")
+	}
+	return ok("%s on %s", root, filesystemOf(root)), nil
+}
+
+// ensureRuntimeDir sees to it that the libraries find a place for what is gone after a
+// reboot: they give up where there is no XDG_RUNTIME_DIR, no /run/user and no /tmp
+// that can be written to, even when the store is elsewhere.
+func ensureRuntimeDir(config Config) error {
+	uid := unshare.GetRootlessUID()
+	if uid == 0 || config.StorageRoot == "" || os.Getenv("XDG_RUNTIME_DIR") != "" {
+		return nil
+	}
+	for _, dir := range []string{
+		filepath.Join("/run/user", strconv.Itoa(uid)), filepath.Join(os.TempDir(), "storage-run-"+strconv.Itoa(uid)),
+	} {
+		if os.MkdirAll(dir, 0o700) == nil {
+			return nil
+		}
+	}
+	dir := filepath.Join(config.StorageRoot, "run")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return cannotWrite("the store", config.StorageRoot, err).Err()
+	}
+	return os.Setenv("XDG_RUNTIME_DIR", dir)
+}
+
+// storeOptions are those of containers/storage, with what flags say instead.
+func storeOptions(config Config) (storage.StoreOptions, error) {
+	options, err := storage.DefaultStoreOptions()
+	if err != nil {
+		return options, invalid("the configuration of containers/storage cannot be read", err)
+	}
+	options.GraphDriverOptions = slices.Clone(options.GraphDriverOptions)
+	if config.StorageDriver != "" && config.StorageDriver != options.GraphDriverName {
+		options.GraphDriverName = config.StorageDriver
+		// Options in storage.conf are those of the driver that is named there.
+		options.GraphDriverOptions = nil
+	}
+	if config.StorageRoot != "" {
+		root, err := filepath.Abs(config.StorageRoot)
+		if err != nil {
+			return options, unavailable("--storage-root "+config.StorageRoot, err)
+		}
+		if root != options.GraphRoot {
+			options.GraphRoot, options.ImageStore = root, ""
+			options.RunRoot = filepath.Join(root, "run")
+		}
+	}
+	return options, nil
+}
+
+// driver is one way to store layers.
+type driver struct {
+	name string
+	// program mounts overlays in the place of the kernel, empty for none.
+	program string
+	// why is why nothing better was chosen, empty for the best.
+	why string
+}
+
+// priorImages is why a driver is taken that is not the best.
+const priorImages = "the images in it were stored so"
+
+// drivers lists the ways to store layers under root, the best first, of which the
+// first that can be opened is taken.
+func (e *Engine) drivers() []driver {
+	root, configured := e.options.GraphRoot, e.options.GraphDriverName
+	program := optionOf(e.options.GraphDriverOptions, "mount_program")
+	if e.config.StorageDriver != "" {
+		return []driver{{name: e.config.StorageDriver, program: program}}
+	}
+	if prior := priorDriver(root); prior != "" && (configured == "" || configured == prior) {
+		// What is there is not to be lost sight of.
+		return []driver{{name: prior, program: program, why: priorImages}}
+	}
+	var all []driver
+	if configured != "" && configured != driverOverlay {
+		all = append(all, driver{name: configured, program: program})
+	}
+	device, err := os.OpenFile(fuseDevice, os.O_RDWR, 0)
+	if program != "" && err == nil {
+		all = append(all, driver{name: driverOverlay, program: program})
+	}
+	on := filesystemOf(root)
+	native := ""
+	if carriesOverlay(root) {
+		all = append(all, driver{name: driverOverlay})
+	} else {
+		native = fmt.Sprintf("%s at %s does not carry native overlay", on.kind, on.mountpoint)
+	}
+	fuse := lookPath("fuse-overlayfs")
+	switch {
+	case err == nil && fuse != "":
+		all = append(all, driver{name: driverOverlay, program: fuse, why: native})
+	case err == nil:
+		native += ", and fuse-overlayfs is not installed"
+	case fuse == "":
+		native += fmt.Sprintf(", fuse-overlayfs is not installed and %s cannot be opened (%v)", fuseDevice, rootCause(err))
+	default:
+		native += fmt.Sprintf(", and fuse-overlayfs cannot open %s (%v)", fuseDevice, rootCause(err))
+	}
+	if err == nil {
+		_ = device.Close()
+	}
+	return append(all, driver{name: driverVFS, why: strings.TrimPrefix(native, ", ")})
+}
+
+// priorDriver is the driver of the layers that are in a store already, empty for none
+// or several.
+func priorDriver(root string) (prior string) {
+	for _, name := range []string{driverOverlay, driverVFS} {
+		// The smallest file has an empty list.
+		info, err := os.Stat(filepath.Join(root, name+"-layers", "layers.json"))
+		if err == nil && info.Size() > 2 {
+			if prior != "" {
+				return ""
+			}
+			prior = name
+		}
+	}
+	return prior
+}
+
+// carriesOverlay tries, beside the store, whether the kernel mounts overlays on its
+// filesystem. The library does the same in the store itself, and there leaves behind
+// what makes it believe that the store has overlays.
+func carriesOverlay(root string) bool {
+	dir, err := os.MkdirTemp(root, ".strata-trial-")
+	if err != nil {
+		return false
+	}
+	defer os.RemoveAll(dir)
+	supported, err := overlay.SupportsNativeOverlay(filepath.Join(dir, driverOverlay), filepath.Join(dir, "run"))
+	return err == nil && supported
+}
+
+// lookAtDriver opens the store with the best driver that works.
+func (e *Engine) lookAtDriver() (Finding, error) {
+	if err := checkProgram(optionOf(e.options.GraphDriverOptions, "mount_program")); err != nil {
+		return Finding{}, err
+	}
+	candidates := e.drivers()
+	var failed []string
+	var last error
+	for _, d := range candidates {
+		options := e.options
+		options.GraphDriverName, options.GraphDriverPriority = d.name, nil
+		options.GraphDriverOptions = e.driverOptions(d)
+		store, err := storage.GetStore(options)
+		if err == nil {
+			e.store, e.options = store, options
+			if len(failed) > 0 {
+				d.why = strings.Join(append(failed, d.why), "; ")
+			}
+			return d.describe(e.options.GraphRoot), nil
+		}
+		last = err
+		if isFull(err) {
+			return cannotWrite("the store", e.options.GraphRoot, err), nil
+		}
+		failed = append(failed, fmt.Sprintf("%s cannot be used (%v)", d.name, err))
+		if !errors.Is(err, graphdriver.ErrNotSupported) && !errors.Is(err, graphdriver.ErrPrerequisites) && !errors.Is(err, graphdriver.ErrIncompatibleFS) {
+			break
+		}
+	}
+	f := failure(result.ReasonStorageUnavailable, "the store %s cannot be opened: %s", e.options.GraphRoot, oneLine(last.Error()))
+	switch {
+	case e.config.StorageDriver == driverOverlay:
+		f = f.hinted("name no driver, which finds one that works here, or a --storage-root on another filesystem than %s", filesystemOf(e.options.GraphRoot).kind)
+	case priorDriver(e.options.GraphRoot) != "":
+		f = f.hinted("name another --storage-root: the images in this one were stored with the driver %s, which does not work here", priorDriver(e.options.GraphRoot))
+	default:
+		f = f.hinted("name another directory, with --storage-root")
+	}
+	return f, nil
+}
+
+// driverOptions are the options of the store for a driver.
+func (e *Engine) driverOptions(d driver) []string {
+	options := slices.Clone(e.options.GraphDriverOptions)
+	if d.name != e.options.GraphDriverName && e.options.GraphDriverName != "" {
+		options = nil
+	}
+	options = slices.DeleteFunc(options, func(o string) bool { return optionName(o) == "mount_program" })
+	if d.program != "" {
+		options = append(options, d.name+".mount_program="+d.program)
+	}
+	if e.config.SingleID {
+		// Files of others than root become root's, instead of failing the pull.
+		options = append(options, d.name+".ignore_chown_errors=true")
+	}
+	return options
+}
+
+func optionName(option string) string {
+	name, _, _ := strings.Cut(option, "=")
+	return name[strings.LastIndexByte(name, '.')+1:]
+}
+
+// optionOf is the value of an option of a driver, empty where it is not set.
+func optionOf(options []string, name string) string {
+	for _, o := range options {
+		if optionName(o) == name {
+			_, value, _ := strings.Cut(o, "=")
+			return value
+		}
+	}
+	return ""
+}
+
+// checkProgram says what is wrong with a mount_program that storage.conf names.
+func checkProgram(program string) error {
+	if program == "" {
+		return nil
+	}
+	if info, err := os.Stat(program); err != nil || info.IsDir() {
+		return failure(result.ReasonStorageUnavailable, "storage.conf names the mount_program %s, which is not there", program).
+			hinted("install it, or take mount_program out of storage.conf").Err()
+	}
+	return nil
+}
+
+// describe says what was chosen.
+func (d driver) describe(root string) Finding {
+	on := filesystemOf(root)
+	switch {
+	case d.name == driverVFS:
+		f := warning("the store uses vfs, which copies every layer in full: a build of many layers is slow and needs several times the space of the image (%s)", on)
+		if d.why != "" {
+			f.Found += ", since " + d.why
+		}
+		if d.why == "" || d.why == priorImages {
+			return f.hinted("use a new --storage-root, and name no driver")
+		}
+		return f.hinted("put the store on a filesystem that is not %s, such as an emptyDir volume", on.kind)
+	case d.program != "":
+		f := ok("%s by %s on %s", d.name, d.program, on)
+		if d.why != "" {
+			f.Found += ", since " + d.why
+		}
+		return f
+	case d.name == driverOverlay:
+		return ok("native overlay on %s", on)
+	}
+	return ok("%s on %s", d.name, on)
+}
