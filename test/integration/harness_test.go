@@ -33,6 +33,20 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, enterContainer(root, os.Args[1:]))
 		os.Exit(1)
 	}
+	if os.Getenv(refuseVariable) != "" {
+		os.Unsetenv(refuseVariable)
+		fmt.Fprintln(os.Stderr, refuseUnshare(os.Args[1:]))
+		os.Exit(1)
+	}
+	if ids := os.Getenv(mapVariable); ids != "" {
+		os.Unsetenv(mapVariable)
+		code, err := runMapped(ids, os.Args[1:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		os.Exit(code)
+	}
 	os.Exit(func() int {
 		if os.Geteuid() != 0 {
 			fmt.Fprintln(os.Stderr, "the integration tests mount filesystems: run them as root")

@@ -1,0 +1,330 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/test/bases"
+)
+
+// severalIDs is a build that needs more ids than one, from its base on.
+var severalIDs = []string{
+	"FROM HOST/base/busy:1", "COPY a /a",
+	"RUN chown 1234:4321 /a && chmod 4755 /a && mkdir -m 700 /d && chown 5:5 /d",
+	"RUN test $(stat -c %u:%g:%a /a) = 1234:4321:4755 && rm /a && echo b > /d/b",
+	"USER 1000:1000", "RUN test $(id -u) = 1000",
+}
+
+// sandboxLab is a lab with that build.
+func sandboxLab(t *testing.T) *lab {
+	t.Helper()
+	l := newLab(t).withBusy()
+	l.containerfile(severalIDs...)
+	l.file("context/a", "a\n")
+	return l
+}
+
+// wantNoSandbox runs a build that cannot work, and checks that it ends at once and
+// says why: before any request, in less than two seconds, with the texts in its message.
+func (l *lab) wantNoSandbox(texts ...string) string {
+	l.t.Helper()
+	o := l.build()
+	if l.t.Failed() || o.result == nil {
+		l.t.Fatalf("exit %d: %s", o.code, o.stderr)
+	}
+	o.wantFailure(l.t, result.ReasonUserNamespaceUnavailable, texts...)
+	if o.took > 2*time.Second {
+		l.t.Errorf("it took %v, more than 2 s", o.took)
+	}
+	if n := len(l.registry.Requests()); n != 0 {
+		l.t.Errorf("%d requests reached the registry", n)
+	}
+	if n := o.attempts(result.Prepare); len(o.result.Attempts) != 1 || n > 1 {
+		l.t.Errorf("%d attempts are on record", len(o.result.Attempts))
+	}
+	line := append(slices.Clone(l.wrap), agentBinary, "version")
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Env = l.env
+	if out, err := cmd.CombinedOutput(); err != nil {
+		l.t.Errorf("agent version does not work: %v: %s", err, out)
+	}
+	return o.result.Message
+}
+
+// different checks that no two of the messages are the same.
+func different(t *testing.T, messages map[string]string) {
+	t.Helper()
+	seen := map[string]string{}
+	for name, message := range messages {
+		if other, found := seen[message]; found {
+			t.Errorf("%q and %q have the same message: %s", name, other, message)
+		}
+		seen[message] = name
+	}
+}
+
+// TestE01NoUserNamespace has the kernel refuse user namespaces in several ways.
+func TestE01NoUserNamespace(t *testing.T) {
+	install(t, "util-linux")
+	_, uid := user(t, "700000:65536")
+	messages := map[string]string{}
+	t.Run("seccomp", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = append(refusing(t), l.hand(uid)...)
+		messages[t.Name()] = l.wantNoSandbox("seccomp", "unshare(CLONE_NEWUSER)", "To mend it: ")
+	})
+	t.Run("seccomp and no range of ids", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = append(append(refusing(t), l.hand(uid)...), "env", "PATH=/nonexistent")
+		// More ids would not help.
+		l.wantNoSandbox("seccomp", "unshare(CLONE_NEWUSER)")
+	})
+	t.Run("sysctl", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = append(append(mapped(t, "0:800000"),
+			"sh", "-c", `echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"`, "sh"), l.hand(uid)...)
+		messages[t.Name()] = l.wantNoSandbox("user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=")
+	})
+	t.Run("chroot", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.mkdir("root")
+		l.wrap = append([]string{"unshare", "-m", "sh", "-c", `cd "$0/root" && for d in /*; do
+			if test -L $d; then cp -a $d .; elif test -d $d; then mkdir -p .$d && mount --rbind $d .$d; fi; done; exec chroot . "$@"`, l.dir}, l.hand(uid)...)
+		messages[t.Name()] = l.wantNoSandbox("chroot", "To mend it: ")
+	})
+	t.Run("root without the capability to map", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = []string{"setpriv", "--bounding-set=-all,+setuid,+setgid"}
+		messages[t.Name()] = l.wantNoSandbox("SETFCAP", "capabilities: {add: [SETUID, SETGID, SETFCAP]}")
+	})
+	t.Run("root that may mount and nothing else", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = []string{"setpriv", "--bounding-set=-all,+sys_admin"}
+		messages[t.Name()] = l.wantNoSandbox("CAP_SYS_ADMIN", "add: [CHOWN, DAC_OVERRIDE,")
+	})
+	t.Run("a single id", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = []string{"unshare", "--user", "--map-root-user", "--mount"}
+		messages[t.Name()] = l.wantNoSandbox("single id")
+	})
+	t.Run("root that may not mount", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = refusing(t)
+		messages[t.Name()] = l.wantNoSandbox("seccomp", "unshare(CLONE_NEWNS)")
+	})
+	different(t, messages)
+}
+
+// TestE03NoIDs runs as an ordinary user whom newuidmap cannot help, each time for
+// another cause.
+func TestE03NoIDs(t *testing.T) {
+	install(t, "libcap2-bin")
+	name, uid := user(t, "700000:65536")
+	messages := map[string]string{}
+	for _, c := range []struct {
+		name string
+		// before and after the change of the user.
+		before, after []string
+		// bounded is set where the user can get no capability whatsoever.
+		bounded bool
+		want    []string
+	}{
+		{
+			name:  "newuidmap absent",
+			after: []string{"env", "PATH=/nonexistent"},
+			want:  []string{"newuidmap", "is not installed"},
+		},
+		{
+			name:   "no_new_privs",
+			before: []string{"setpriv", "--no-new-privs"},
+			want:   []string{"no_new_privs"},
+		},
+		{
+			name:  "neither setuid nor file capabilities",
+			after: []string{"env", "PATH=HELPERS/lost"},
+			want:  []string{"HELPERS/lost/new", "lost its privilege", "setcap cap_set"},
+		},
+		{
+			name:   "setuid root in a container",
+			before: []string{"setpriv", "--bounding-set=-all,+setuid,+setgid"},
+			want:   []string{"setuid root", "CAP_SYS_ADMIN", "setcap cap_set"},
+		},
+		{
+			name:    "file capabilities that the container withholds",
+			after:   []string{"env", "PATH=HELPERS/capable"},
+			bounded: true,
+			want:    []string{"has the file capability", "SETUID"},
+		},
+		{
+			name: "nosuid",
+			before: []string{
+				"unshare", "-m", "sh", "-c",
+				`mount -t tmpfs -o nosuid,mode=755 tmpfs HELPERS/nosuid && cp -p /usr/bin/new?idmap HELPERS/nosuid && exec "$@"`, "sh",
+			},
+			after: []string{"env", "PATH=HELPERS/nosuid"},
+			want:  []string{"nosuid"},
+		},
+		{
+			name:   "range outside of the ids of the container",
+			before: mapped(t, "0:65536"),
+			want:   []string{"700000:65536", "outside", "0-65535", "/etc/subuid"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := sandboxLab(t)
+			helpers := l.helpers()
+			user := l.hand(uid)
+			if c.bounded {
+				user = append(user, "--bounding-set=-all")
+			}
+			command(t, "chown", "-R", "0:0", helpers)
+			l.privilege(helpers)
+			for _, part := range [][]string{c.before, user, c.after} {
+				for _, word := range part {
+					l.wrap = append(l.wrap, strings.ReplaceAll(word, "HELPERS", helpers))
+				}
+			}
+			for i := range c.want {
+				c.want[i] = strings.ReplaceAll(c.want[i], "HELPERS", helpers)
+			}
+			messages[c.name] = strings.ReplaceAll(l.wantNoSandbox(append(c.want, "To mend it: ")...), l.dir, "")
+		})
+	}
+	t.Run("no entry in passwd", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = l.hand("1000660000")
+		messages["no entry in passwd"] = l.wantNoSandbox("uid 1000660000", "/etc/passwd", "To mend it: ")
+	})
+	edit(t, "/etc/subgid", func(lines []string) []string {
+		return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, name+":") })
+	})
+	t.Run("no range of groups", func(t *testing.T) {
+		l := sandboxLab(t)
+		l.wrap = l.hand(uid)
+		messages["no range"] = l.wantNoSandbox(name, "/etc/subgid", "To mend it: ")
+	})
+	different(t, messages)
+}
+
+// helpers makes directories for copies of newuidmap and newgidmap, and returns the
+// one above them.
+func (l *lab) helpers() string {
+	l.t.Helper()
+	for _, dir := range []string{"lost", "capable", "nosuid"} {
+		l.mkdir("helpers/" + dir)
+	}
+	return filepath.Join(l.dir, "helpers")
+}
+
+// privilege fills the directories: one with copies that have lost their privilege,
+// one with copies that have it as file capabilities.
+func (l *lab) privilege(helpers string) {
+	l.t.Helper()
+	for _, dir := range []string{"lost", "capable"} {
+		for helper, c := range map[string]string{"newuidmap": "cap_setuid+ep", "newgidmap": "cap_setgid+ep"} {
+			path := filepath.Join(helpers, dir, helper)
+			command(l.t, "cp", "--no-preserve=all", "/usr/bin/"+helper, path)
+			if err := os.Chmod(path, 0o755); err != nil {
+				l.t.Fatal(err)
+			}
+			if dir == "capable" {
+				command(l.t, "setcap", c, path)
+			}
+		}
+	}
+}
+
+// TestSandboxesThatBuild builds in every sandbox that allows it, and checks which
+// one was found.
+func TestSandboxesThatBuild(t *testing.T) {
+	install(t, "libcap2-bin", "util-linux")
+	_, uid := user(t, "700000:65536")
+	// What belongs to the machine's root there would not be seen in a pod.
+	pod := append(mapped(t, "700000:65536"), "sh", "-c", `mount -t tmpfs tmpfs /var && exec "$@"`, "sh")
+	for _, c := range []struct {
+		name          string
+		before, after []string
+		root          bool
+		args          []string
+		userns        string
+		line          string
+	}{
+		{
+			name: "root", root: true,
+			userns: "none", line: "User namespace: none is needed: root with CAP_SYS_ADMIN",
+		},
+		{
+			name: "root with three capabilities", root: true, before: []string{"setpriv", "--bounding-set=-all,+setuid,+setgid,+setfcap", "--no-new-privs"},
+			userns: "own", line: "User namespace: one made here, with the ",
+		},
+		{
+			name: "root in a namespace of the pod", root: true, before: pod,
+			userns: "pod", line: "User namespace: that of the pod, with 65536 ids",
+		},
+		{
+			name: "root in a namespace of the pod with three capabilities", root: true,
+			before: append(slices.Clone(pod), "setpriv", "--bounding-set=-all,+setuid,+setgid,+setfcap", "--no-new-privs"),
+			userns: "own", line: "User namespace: one made here, with the 65536 ids",
+		},
+		{
+			name:   "user with newuidmap",
+			userns: "own", line: "User namespace: one made here, with 65537 ids that newuidmap gives ",
+		},
+		{
+			name: "user with the file capabilities of newuidmap", before: []string{"setpriv", "--bounding-set=-all,+setuid,+setgid"}, after: []string{"env", "PATH=HELPERS/capable"},
+			userns: "own", line: "User namespace: one made here, with 65537 ids that newuidmap gives ",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := sandboxLab(t)
+			var as []string
+			helpers := l.helpers()
+			switch {
+			case !c.root:
+				as = l.hand(uid)
+			case slices.Contains(c.before, mapVariable+"=700000:65536"):
+				l.hand("700000")
+			}
+			command(t, "chown", "-R", "0:0", helpers)
+			l.privilege(helpers)
+			for _, part := range [][]string{c.before, as, c.after} {
+				for _, word := range part {
+					l.wrap = append(l.wrap, strings.ReplaceAll(word, "HELPERS", helpers))
+				}
+			}
+			o := l.build(c.args...)
+			o.wantSuccess(t)
+			o.wantLine(t, c.line)
+			o.wantLine(t, "Storage: native overlay on ")
+			o.wantLine(t, "Isolation: chroot")
+			if got := o.result.Sandbox.UserNS; got != c.userns {
+				t.Errorf("userns %q, want %q", got, c.userns)
+			}
+		})
+	}
+}
+
+func TestSingleIDOnlyWhenAsked(t *testing.T) {
+	_, uid := user(t, "")
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN id -u > /id && ! chown 12:34 /id", "RUN test $(cat /id) = 0")
+	l.wrap = l.hand(uid)
+	l.wantNoSandbox("/etc/subuid")
+	o := l.build("--single-id")
+	o.wantSuccess(t)
+	o.wantLine(t, "Warning: the user namespace has a single id, as --single-id allows")
+	if o.result.Sandbox.UserNS != "single" {
+		t.Errorf("userns %q", o.result.Sandbox.UserNS)
+	}
+	l = newLab(t)
+	l.addBase("base/owner:1", bases.Owner(t))
+	l.containerfile("FROM HOST/base/owner:1", "RUN true")
+	l.wrap = l.hand(uid)
+	l.build("--single-id").wantSuccess(t)
+}
