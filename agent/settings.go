@@ -312,6 +312,9 @@ func variables(flag string) []string {
 
 // check finds everything that is wrong with the settings.
 func (s *Settings) check(args []string, p *Problems) {
+	if err := images.EnsureRuntimeDir(s.StorageRoot); err != nil {
+		p.add("%w", err)
+	}
 	s.checkContext(args, p)
 	s.checkDestination(p)
 	s.checkPaths(p)

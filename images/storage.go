@@ -6,13 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.podman.io/storage"
 	graphdriver "go.podman.io/storage/drivers"
 	"go.podman.io/storage/drivers/overlay"
-	"go.podman.io/storage/pkg/unshare"
+	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -28,9 +27,6 @@ const fuseDevice = "/dev/fuse"
 
 // lookAtRoot finds out where the store is, and whether it can be written to.
 func (e *Engine) lookAtRoot() (Finding, error) {
-	if err := ensureRuntimeDir(e.config); err != nil {
-		return Finding{}, err
-	}
 	var err error
 	if e.options, err = storeOptions(e.config); err != nil {
 		return Finding{}, err
@@ -44,28 +40,6 @@ func (e *Engine) lookAtRoot() (Finding, error) {
 		e.options.RunRoot = filepath.Join(root, "run")
 	}
 	return ok("%s on %s", root, filesystemOf(root)), nil
-}
-
-// ensureRuntimeDir sees to it that the libraries find a place for what is gone after a
-// reboot: they give up where there is no XDG_RUNTIME_DIR, no /run/user and no /tmp
-// that can be written to, even when the store is elsewhere.
-func ensureRuntimeDir(config Config) error {
-	uid := unshare.GetRootlessUID()
-	if uid == 0 || config.StorageRoot == "" || os.Getenv("XDG_RUNTIME_DIR") != "" {
-		return nil
-	}
-	for _, dir := range []string{
-		filepath.Join("/run/user", strconv.Itoa(uid)), filepath.Join(os.TempDir(), "storage-run-"+strconv.Itoa(uid)),
-	} {
-		if os.MkdirAll(dir, 0o700) == nil {
-			return nil
-		}
-	}
-	dir := filepath.Join(config.StorageRoot, "run")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return cannotWrite("the store", config.StorageRoot, err).Err()
-	}
-	return os.Setenv("XDG_RUNTIME_DIR", dir)
 }
 
 // storeOptions are those of containers/storage, with what flags say instead.
@@ -105,48 +79,71 @@ type driver struct {
 // priorImages is why a driver is taken that is not the best.
 const priorImages = "the images in it were stored so"
 
-// drivers lists the ways to store layers under root, the best first, of which the
-// first that can be opened is taken.
-func (e *Engine) drivers() []driver {
+// drivers lists the ways to store layers under the root of the store, the best first, of
+// which the first that can be opened is taken. Where there is none, why says why.
+func (e *Engine) drivers() (all []driver, why string) {
 	root, configured := e.options.GraphRoot, e.options.GraphDriverName
 	program := optionOf(e.options.GraphDriverOptions, "mount_program")
-	if e.config.StorageDriver != "" {
-		return []driver{{name: e.config.StorageDriver, program: program}}
+	// What was named, or what is there and is not to be lost sight of.
+	only, because := e.config.StorageDriver, ""
+	if prior := priorDriver(root); only == "" && prior != "" && (configured == "" || configured == prior) {
+		only, because = prior, priorImages
 	}
-	if prior := priorDriver(root); prior != "" && (configured == "" || configured == prior) {
-		// What is there is not to be lost sight of.
-		return []driver{{name: prior, program: program, why: priorImages}}
+	switch {
+	case only != "" && only != driverOverlay:
+		return []driver{{name: only, why: because}}, ""
+	case only == "" && configured != "" && configured != driverOverlay:
+		all = append(all, driver{name: configured})
 	}
-	var all []driver
-	if configured != "" && configured != driverOverlay {
-		all = append(all, driver{name: configured, program: program})
-	}
-	device, err := os.OpenFile(fuseDevice, os.O_RDWR, 0)
-	if program != "" && err == nil {
+	fuseErr := tryFuse()
+	if program != "" && fuseErr == nil {
 		all = append(all, driver{name: driverOverlay, program: program})
 	}
-	on := filesystemOf(root)
-	native := ""
-	if carriesOverlay(root) {
+	switch on := filesystemOf(root); {
+	case madeByProgram(root):
+		why = "the images in it were stored by a mount program"
+	case carriesOverlay(root):
 		all = append(all, driver{name: driverOverlay})
-	} else {
-		native = fmt.Sprintf("%s at %s does not carry native overlay", on.kind, on.mountpoint)
+	default:
+		why = fmt.Sprintf("%s at %s does not carry native overlay", on.kind, on.mountpoint)
 	}
 	fuse := lookPath("fuse-overlayfs")
 	switch {
-	case err == nil && fuse != "":
-		all = append(all, driver{name: driverOverlay, program: fuse, why: native})
-	case err == nil:
-		native += ", and fuse-overlayfs is not installed"
-	case fuse == "":
-		native += fmt.Sprintf(", fuse-overlayfs is not installed and %s cannot be opened (%v)", fuseDevice, rootCause(err))
+	case fuseErr == nil && fuse != "":
+		all = append(all, driver{name: driverOverlay, program: fuse, why: why})
+	case fuse != "":
+		why += fmt.Sprintf(", and fuse-overlayfs cannot open %s (%v)", fuseDevice, rootCause(fuseErr))
 	default:
-		native += fmt.Sprintf(", and fuse-overlayfs cannot open %s (%v)", fuseDevice, rootCause(err))
+		why += ", and fuse-overlayfs is not installed"
 	}
-	if err == nil {
-		_ = device.Close()
+	if only != "" {
+		return all, why
 	}
-	return append(all, driver{name: driverVFS, why: strings.TrimPrefix(native, ", ")})
+	return append(all, driver{name: driverVFS, why: why}), ""
+}
+
+// madeByProgram tells whether the overlays of a store are those of a mount program,
+// which the kernel's own do not understand: the library has made a note of it.
+func madeByProgram(root string) bool {
+	note, err := os.ReadFile(filepath.Join(root, driverOverlay, ".has-mount-program"))
+	return err == nil && strings.TrimSpace(string(note)) == "true"
+}
+
+// tryFuse opens the device that fuse-overlayfs needs.
+func tryFuse() error {
+	var stat unix.Stat_t
+	if err := unix.Stat(fuseDevice, &stat); err != nil {
+		return err
+	}
+	// devices.txt: 10 is that of miscellaneous ones, 229 of FUSE.
+	if stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(10, 229) {
+		return errors.New("it is another file")
+	}
+	device, err := os.OpenFile(fuseDevice, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return device.Close()
 }
 
 // priorDriver is the driver of the layers that are in a store already, empty for none
@@ -183,9 +180,9 @@ func (e *Engine) lookAtDriver() (Finding, error) {
 	if err := checkProgram(optionOf(e.options.GraphDriverOptions, "mount_program")); err != nil {
 		return Finding{}, err
 	}
-	candidates := e.drivers()
+	candidates, why := e.drivers()
 	var failed []string
-	var last error
+	last := errors.New(why)
 	for _, d := range candidates {
 		options := e.options
 		options.GraphDriverName, options.GraphDriverPriority = d.name, nil

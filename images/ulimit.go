@@ -60,8 +60,7 @@ func (e *Engine) lookAtLimits() (Finding, error) {
 		return Finding{}, invalid("--ulimit", err)
 	}
 	if len(warnings) > 0 {
-		return warning("RUN steps get %s, since this process may not raise its own limits (no CAP_SYS_RESOURCE)", strings.Join(warnings, ", ")).
-			hinted("nothing needs to be done unless a step fails for it; then raise the limits of the container runtime"), nil
+		return ok("RUN steps get %s, since this process may not raise its own limits (no CAP_SYS_RESOURCE)", strings.Join(warnings, ", ")), nil
 	}
 	return ok("RUN steps get the limits that are asked for"), nil
 }

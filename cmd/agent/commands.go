@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/strata-build/strata/agent"
 	"github.com/strata-build/strata/agent/result"
@@ -25,7 +26,7 @@ func execute(args []string, streams agent.Streams) result.ExitCode {
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	root.SetArgs(args)
-	root.AddCommand(buildCommand(streams, &code), explainCommand(), versionCommand(), docsCommand())
+	root.AddCommand(buildCommand(streams, &code), doctorCommand(streams, &code), explainCommand(), versionCommand(), docsCommand())
 	switch err := root.Execute(); {
 	case errors.Is(err, errRefused):
 	case err != nil:
@@ -73,6 +74,38 @@ underscores for dashes; flags win. A list flag takes one value from each line.`,
 		*code = agent.Refuse(settings, fmt.Errorf("%w; see `agent build --help`", err), streams)
 		return errRefused
 	})
+	return cmd
+}
+
+func doctorCommand(streams agent.Streams, code *result.ExitCode) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor [flags]",
+		Short: "Say whether a build would work here, and what to change where it would not",
+		Long: `Look at the sandbox as a build does before it begins: the user namespace, the store,
+temporary files, mounts, the isolation and limits of RUN steps, and the configuration.
+Each check says what was found, and what is to be changed: a line of the pod's
+specification, a sysctl, a line of /etc/subuid. Nothing is sent to any registry.
+
+The flags and variables are those of ` + "`agent build`" + `. The exit code is 0 where a build would
+work, and 3 where it would not.`,
+		Example: `  agent doctor
+  agent doctor --json --storage-root /var/tmp/store`,
+		Args: cobra.NoArgs,
+	}
+	// Variables of a build that has other settings are not to be refused.
+	all := pflag.NewFlagSet("build", pflag.ContinueOnError)
+	settings := agent.NewSettings(all)
+	for _, name := range agent.DoctorFlags {
+		cmd.Flags().AddFlag(all.Lookup(name))
+	}
+	asJSON := cmd.Flags().Bool("json", false, "write JSON instead of a table")
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if err := settings.ReadEnvironment(os.Environ()); err != nil {
+			return err
+		}
+		*code = agent.Doctor(settings, *asJSON, streams)
+		return nil
+	}
 	return cmd
 }
 

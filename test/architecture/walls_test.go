@@ -34,7 +34,8 @@ var walls = []wall{
 		"github.com/spf13/pflag", "golang.org/x/sys/unix", "golang.org/x/term",
 	}},
 	{room: "cmd/agent", allowed: []string{
-		module + "/agent", module + "/agent/result", module + "/images", "github.com/spf13/cobra",
+		module + "/agent", module + "/agent/result", module + "/images",
+		"github.com/spf13/cobra", "github.com/spf13/pflag",
 	}},
 	// Distribution logs through logrus, and its noise is turned off there.
 	{room: "test/registry", allowed: []string{"github.com/sirupsen/logrus", "..."}},

@@ -328,3 +328,137 @@ func TestSingleIDOnlyWhenAsked(t *testing.T) {
 	l.wrap = l.hand(uid)
 	l.build("--single-id").wantSuccess(t)
 }
+
+// TestE04StoreOnAnyFilesystem puts the store on one filesystem after the other, twice
+// each, and checks which driver was found.
+func TestE04StoreOnAnyFilesystem(t *testing.T) {
+	install(t, "fuse-overlayfs")
+	const (
+		onOverlay = `mkdir lower upper work && mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work mnt`
+		hideFuse  = `touch empty && mount --bind empty /dev/fuse`
+	)
+	for _, c := range []struct {
+		name, mount, driver string
+		lines               []string
+	}{
+		{"ext4 or what the machine has", "true", "overlay", []string{"Storage: native overlay on "}},
+		{"tmpfs", "mount -t tmpfs tmpfs mnt", "overlay", []string{"Storage: native overlay on tmpfs at "}},
+		{
+			"overlay with fuse", onOverlay, "overlay",
+			[]string{"Storage: overlay by /usr/bin/fuse-overlayfs on overlay at "},
+		},
+		{
+			"overlay without fuse", onOverlay + " && " + hideFuse, "vfs",
+			[]string{"Warning: the store uses vfs, which copies every layer in full", "Warning: overlay at "},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := sandboxLab(t)
+			l.mkdir("mnt")
+			l.bare = true
+			l.wrap = []string{"unshare", "-m", "sh", "-c", `cd "$0" && ` + c.mount + ` && for i in 1 2; do "$@" || exit $?; done`, l.dir}
+			o := l.build("--storage-root", filepath.Join(l.dir, "mnt/store"), "--result", filepath.Join(l.dir, "result.json"), "--tls-verify=false",
+				"--retry-delay", "50ms", "--tag", l.image("os/store:1"), "--push", "--no-cache", l.context)
+			o.wantSuccess(t)
+			for _, line := range c.lines {
+				if n := strings.Count("\n"+o.stderr, "\n"+line); n != 2 {
+					t.Errorf("%d lines begin with %q, want one in each of two builds", n, line)
+				}
+			}
+			if got := o.result.Sandbox.Storage; got != c.driver {
+				t.Errorf("storage %q, want %q", got, c.driver)
+			}
+			if want := l.registry.Digest(t, "os/store", "1"); o.result.Digest != want {
+				t.Errorf("digest %s, want %s", o.result.Digest, want)
+			}
+		})
+	}
+}
+
+// TestE04StoreThatCannotBeWritten ends at once, with the path, and says what is wrong.
+func TestE04StoreThatCannotBeWritten(t *testing.T) {
+	_, uid := user(t, "700000:65536")
+	for _, c := range []struct {
+		name, prepare string
+		asUser        bool
+		reason        result.Reason
+		want          []string
+	}{
+		{
+			name: "read-only", prepare: "mount -t tmpfs tmpfs mnt && mount -o remount,ro mnt",
+			reason: result.ReasonStorageUnavailable, want: []string{"LAB/mnt/store", "read-only", "(tmpfs)"},
+		},
+		{
+			name: "full", prepare: "mount -t tmpfs -o size=1m tmpfs mnt && ! dd if=/dev/zero of=mnt/file bs=4k 2>/dev/null",
+			reason: result.ReasonNoSpace, want: []string{"LAB/mnt/store", "the filesystem at LAB/mnt (tmpfs) is full", "0 B of 1.0 MiB"},
+		},
+		{
+			name: "out of inodes", prepare: "mount -t tmpfs -o nr_inodes=8 tmpfs mnt && ! touch mnt/1 mnt/2 mnt/3 mnt/4 mnt/5 mnt/6 mnt/7 mnt/8 2>/dev/null",
+			reason: result.ReasonNoSpace, want: []string{"LAB/mnt/store", "out of inodes", "all 8 are used"},
+		},
+		{
+			name: "a file", prepare: "touch mnt/store",
+			reason: result.ReasonStorageUnavailable, want: []string{"LAB/mnt/store", "not a directory"},
+		},
+		{
+			name: "of another user", prepare: "chown 0:0 mnt && chmod 755 mnt", asUser: true,
+			reason: result.ReasonStorageUnavailable, want: []string{"LAB/mnt/store", "permission denied", "uid " + uid},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := sandboxLab(t)
+			l.mkdir("mnt")
+			l.bare = true
+			l.wrap = []string{"unshare", "-m", "sh", "-c", `cd "$0" && { ` + c.prepare + `; } && exec "$@"`, l.dir}
+			if c.asUser {
+				l.wrap = append(l.wrap, l.hand(uid)...)
+			}
+			o := l.build("--storage-root", filepath.Join(l.dir, "mnt/store"), "--result", filepath.Join(l.dir, "result.json"), "--tls-verify=false", l.context)
+			want := append([]string{"To mend it: "}, c.want...)
+			for i := range want {
+				want[i] = strings.ReplaceAll(want[i], "LAB", l.dir)
+			}
+			o.wantFailure(t, c.reason, want...)
+			if n := len(l.registry.Requests()); n != 0 {
+				t.Errorf("%d requests reached the registry", n)
+			}
+			if o.took > 2*time.Second {
+				t.Errorf("it took %v, more than 2 s", o.took)
+			}
+		})
+	}
+}
+
+// TestDriverThatIsNamed is not replaced by another one.
+func TestDriverThatIsNamed(t *testing.T) {
+	l := sandboxLab(t)
+	l.mkdir("mnt")
+	l.bare = true
+	l.wrap = []string{"unshare", "-m", "sh", "-c", `cd "$0" && mkdir lower upper work && touch empty && mount --bind empty /dev/fuse &&
+		mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work mnt && PATH=/bin exec "$@"`, l.dir}
+	o := l.build("--storage-root", filepath.Join(l.dir, "mnt/store"), "--result", filepath.Join(l.dir, "result.json"), "--storage-driver", "overlay", l.context)
+	o.wantFailure(t, result.ReasonStorageUnavailable, l.dir+"/mnt/store", "overlay", "name no driver")
+}
+
+// TestReadOnlyRoot builds where nothing but the store can be written to, as with
+// readOnlyRootFilesystem, without HOME, as root and as a user.
+func TestReadOnlyRoot(t *testing.T) {
+	_, uid := user(t, "700000:65536")
+	for _, as := range []string{"0", uid} {
+		t.Run("uid "+as, func(t *testing.T) {
+			l := sandboxLab(t)
+			l.mkdir("store")
+			l.wrap = append([]string{
+				"unshare", "-m", "sh", "-c",
+				`cd / && mount --bind "$0" "$0" && mount -o remount,ro,bind / && for d in /tmp /var/tmp /run /dev/shm; do
+				case "$0" in $d/*) ;; *) mount -t tmpfs -o ro tmpfs $d;; esac; done; exec "$@"`, l.dir,
+			}, l.hand(as)...)
+			l.env = []string{"PATH=" + os.Getenv("PATH")}
+			o := l.build("--tag", l.image("os/readonly:1"), "--push")
+			o.wantSuccess(t)
+			if want := l.registry.Digest(t, "os/readonly", "1"); o.result.Digest != want {
+				t.Errorf("digest %s, want %s", o.result.Digest, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,133 @@
+package images
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/moby/sys/capability"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// anyone is an ordinary user of a machine with nothing in the way.
+func anyone(change func(*privileges)) *privileges {
+	p := &privileges{
+		uid: 1000, gid: 1000, user: "sam",
+		effective: map[capability.Cap]bool{}, bounding: map[capability.Cap]bool{},
+		uids: []specs.LinuxIDMapping{{Size: ^uint32(0)}}, gids: []specs.LinuxIDMapping{{Size: ^uint32(0)}},
+		sysctls: map[string]string{maxUserNamespaces: "96365"},
+	}
+	for _, c := range capability.ListKnown() {
+		p.bounding[c] = true
+	}
+	change(p)
+	return p
+}
+
+// TestRefusedUserNamespaceNamesTheCause has what a machine may say that cannot be had
+// on every machine.
+func TestRefusedUserNamespaceNamesTheCause(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		errno  syscall.Errno
+		change func(*privileges)
+		found  string
+		hint   string
+	}{
+		{"limit of none", syscall.ENOSPC, func(p *privileges) { p.sysctls[maxUserNamespaces] = "0" }, "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=28633"},
+		{"limit above", syscall.ENOSPC, func(*privileges) {}, "user.max_user_namespaces (96365) is reached", "sysctl -w user.max_user_namespaces=28633"},
+		{"kernel of Debian", syscall.EPERM, func(p *privileges) { p.sysctls[unprivilegedClone] = "0" }, "kernel.unprivileged_userns_clone is 0", "sysctl -w kernel.unprivileged_userns_clone=1"},
+		{"AppArmor of Ubuntu", syscall.EACCES, func(p *privileges) { p.sysctls[apparmorRestrictions] = "1" }, "kernel.apparmor_restrict_unprivileged_userns is 1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		{"filter of a pod", syscall.EPERM, func(p *privileges) { p.filtered, p.pod = true, true }, "seccomp filter", "securityContext: {seccompProfile: {type: Unconfined}}"},
+		{"filter of a machine", syscall.EPERM, func(p *privileges) { p.filtered = true }, "seccomp filter", "run the agent without the filter"},
+		{"SELinux", syscall.EACCES, func(p *privileges) { p.selinux = true }, "SELinux refuses user_namespace create", "ausearch"},
+		{"chroot", syscall.EPERM, func(p *privileges) { p.chrooted = true }, "none in a chroot", "pivot_root"},
+		{"kernel without", syscall.EINVAL, func(*privileges) {}, "CONFIG_USER_NS", "use a kernel with CONFIG_USER_NS"},
+		{"nothing known", syscall.EPERM, func(*privileges) {}, "the kernel refuses it (operation not permitted)", "run the agent as root"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			wantRefused(t, anyone(c.change).diagnose(trial{NewNamespace: c.errno}), c.found, c.hint)
+		})
+	}
+}
+
+func TestRefusedMountNamesTheCause(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		change      func(*privileges)
+		found, hint string
+	}{
+		{"AppArmor of Ubuntu", func(p *privileges) { p.sysctls[apparmorRestrictions] = "1" }, "AppArmor takes its capabilities away", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		{"AppArmor of a pod", func(p *privileges) { p.apparmor, p.pod = "cri-containerd.apparmor.d", true }, "profile cri-containerd.apparmor.d refuses it", "appArmorProfile: {type: Unconfined}"},
+		{"seccomp", func(p *privileges) { p.filtered, p.pod = true, true }, "seccomp filter", "seccompProfile: {type: Unconfined}"},
+		{"SELinux", func(p *privileges) { p.selinux, p.pod = true, true }, "SELinux", "seLinuxOptions: {type: container_engine_t}"},
+		{"nothing known", func(*privileges) {}, "nothing can be mounted: operation not permitted", "run the agent as root"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			wantRefused(t, anyone(c.change).diagnose(trial{Mount: "operation not permitted"}), c.found, c.hint)
+		})
+	}
+}
+
+func wantRefused(t *testing.T, f Finding, found, hint string) {
+	t.Helper()
+	if f.Severity != SeverityFailure || f.Reason != result.ReasonUserNamespaceUnavailable {
+		t.Errorf("%+v", f)
+	}
+	if !strings.Contains(f.Found, found) || !strings.Contains(f.Hint, hint) {
+		t.Errorf("found %q, hint %q; want %q and %q", f.Found, f.Hint, found, hint)
+	}
+	message := AsError(f.Err()).Message
+	if want := "this sandbox cannot build: " + f.Found + ". To mend it: " + f.Hint; message != want {
+		t.Errorf("the message is %q", message)
+	}
+}
+
+func TestExists(t *testing.T) {
+	ids := []specs.LinuxIDMapping{{ContainerID: 0, Size: 1}, {ContainerID: 1, Size: 999}, {ContainerID: 2000, Size: 10}}
+	for _, c := range []struct {
+		first, size uint32
+		want        bool
+	}{{0, 1000, true}, {0, 1001, false}, {999, 1, true}, {1000, 1, false}, {2000, 10, true}, {2005, 6, false}, {5000, 1, false}, {5000, 0, true}} {
+		if got := exists(ids, c.first, c.size); got != c.want {
+			t.Errorf("exists(%d, %d) is %v", c.first, c.size, got)
+		}
+	}
+}
+
+func TestRangeInside(t *testing.T) {
+	for _, c := range []struct {
+		ids  []specs.LinuxIDMapping
+		id   int
+		want string
+	}{
+		{[]specs.LinuxIDMapping{{ContainerID: 0, Size: 65536}}, 1000, "1001:64535"},
+		{[]specs.LinuxIDMapping{{ContainerID: 0, Size: ^uint32(0)}}, 1000, "1001:65536"},
+		{[]specs.LinuxIDMapping{{ContainerID: 0, Size: 1}, {ContainerID: 100, Size: 50}}, 0, "100:50"},
+		{nil, 0, "1:1"},
+	} {
+		if got := rangeInside(c.ids, c.id); got != c.want {
+			t.Errorf("in %s: %s, want %s", describeIDs(c.ids), got, c.want)
+		}
+	}
+}
+
+func TestHelperFailureIsFoundInTheLog(t *testing.T) {
+	helper, text := helperFailure("running newgidmap: exit status 1: newgidmap: gid range [1-2) -> [5-6) not allowed\nFalling back to single mapping\nError running newuidmap: exit status 1: no\n")
+	if helper != "newgidmap" || text != "exit status 1: newgidmap: gid range [1-2) -> [5-6) not allowed" {
+		t.Errorf("%q said %q", helper, text)
+	}
+	if helper, text := helperFailure("something else\n"); helper != "" || text != "" {
+		t.Errorf("%q said %q", helper, text)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1 << 20: "1.0 MiB", 15 << 30: "15 GiB", 1500 << 40: "1500 TiB"} {
+		if got := size(bytes); got != want {
+			t.Errorf("size(%d) is %q, want %q", bytes, got, want)
+		}
+	}
+}
