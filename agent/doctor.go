@@ -41,6 +41,10 @@ type Diagnosis struct {
 // found: a table for people, or JSON. The exit code is 0 where a build would work, and 3
 // where it would not. The settings need no check.
 func Doctor(s *Settings, asJSON bool, streams Streams) result.ExitCode {
+	if err := images.EnsureRuntimeDir(s.StorageRoot); err != nil {
+		fmt.Fprintf(streams.Err, "Error: %v\n", err)
+		return result.ExitSandbox
+	}
 	if os.Args[0] == examinerName {
 		return examine(s, streams)
 	}

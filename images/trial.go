@@ -41,13 +41,15 @@ type trial struct {
 	Helper string
 	// Mount is why nothing can be mounted there, empty where it can.
 	Mount string
+	// Chroot is why no root directory can be changed to, empty where it can.
+	Chroot string
 	// Other is any other cause of failure.
 	Other string
 }
 
 func (t trial) worked() bool { return t == trial{} }
 
-// trialTime is how long a trial may take: it is a process that does four system calls.
+// trialTime is how long a trial may take: it is a process that makes a few system calls.
 const trialTime = time.Second
 
 // tryMapping makes a process in a user namespace of its own, as a worker will be one,
@@ -155,16 +157,23 @@ func helperFailure(log string) (helper, text string) {
 // standTrial is the process of a trial: it mounts, and says what came of it.
 func standTrial() {
 	var t trial
-	for _, mount := range []func() error{
-		PrivateMounts,
-		func() error { return unix.Mount("strata", "/", "tmpfs", 0, "") },
-	} {
-		if err := mount(); err != nil {
-			t.Mount = err.Error()
-			break
-		}
-	}
+	t.try()
 	_ = json.NewEncoder(os.Stdout).Encode(t)
+}
+
+// try does, in a mount namespace that ends soon, what a build does all the time.
+func (t *trial) try() {
+	if err := PrivateMounts(); err != nil {
+		t.Mount = err.Error()
+		return
+	}
+	if err := unix.Mount("strata", "/", "tmpfs", 0, ""); err != nil {
+		t.Mount = err.Error()
+		return
+	}
+	if err := unix.Chroot("/"); err != nil {
+		t.Chroot = err.Error()
+	}
 }
 
 // tryMounts tries, in a mount namespace that ends with this call, whether this
@@ -178,10 +187,8 @@ func tryMounts() (t trial) {
 		var t trial
 		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 			t.Mount = "unshare(CLONE_NEWNS): " + err.Error()
-		} else if err := PrivateMounts(); err != nil {
-			t.Mount = err.Error()
-		} else if err := unix.Mount("strata", "/", "tmpfs", 0, ""); err != nil {
-			t.Mount = err.Error()
+		} else {
+			t.try()
 		}
 		done <- t
 	}()

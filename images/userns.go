@@ -90,7 +90,7 @@ func decideUserNS(p *privileges, single bool) (usable, Finding) {
 // asItIs is the user namespace that root with CAP_SYS_ADMIN is in.
 func asItIs(p *privileges, single bool) (usable, Finding) {
 	if t := tryMounts(); !t.worked() {
-		return usable{}, p.cannotMount(t.Mount)
+		return usable{}, p.diagnose(t)
 	}
 	switch {
 	case p.hostIDs():
@@ -178,6 +178,10 @@ func (p *privileges) diagnose(t trial) Finding {
 		return refused("the kernel does not let this process map ids into a user namespace: %s", t.Mapping).hinted("%s", p.choose(podMapCaps, "run the agent as root"))
 	case t.Mount != "":
 		return p.cannotMount(t.Mount)
+	case t.Chroot != "":
+		// The filters of podman and docker allow it to containers with the capability.
+		return refused("chroot(2), with which layers are unpacked and steps are run, is refused, as by a seccomp filter (%s)", t.Chroot).
+			hinted("%s", p.choose("securityContext: {capabilities: {add: [SYS_CHROOT]}}", "add the capability SYS_CHROOT to the container"))
 	}
 	return refused("a process in a user namespace of its own does not come up: %s", t.Other).hinted("%s", p.choose(podAdmin, "run the agent as root"))
 }

@@ -71,6 +71,11 @@ func TestRefusedMountNamesTheCause(t *testing.T) {
 	}
 }
 
+func TestRefusedChrootNamesTheCapability(t *testing.T) {
+	f := anyone(func(p *privileges) { p.pod = true }).diagnose(trial{Chroot: "operation not permitted"})
+	wantRefused(t, f, "chroot(2)", "capabilities: {add: [SYS_CHROOT]}")
+}
+
 func wantRefused(t *testing.T, f Finding, found, hint string) {
 	t.Helper()
 	if f.Severity != SeverityFailure || f.Reason != result.ReasonUserNamespaceUnavailable {
