@@ -60,7 +60,7 @@ image: deps build ## Build the image of the product with the product: dist/strat
 	@ls -l --block-size=K dist/strata.tar | awk '{print "dist/strata.tar:", $$5}'
 
 .PHONY: test
-test: deps build lint check-docs test-unit test-integration ## Everything that CI runs.
+test: deps build lint check-docs test-unit test-integration test-podman ## Everything that CI runs.
 
 .PHONY: test-unit
 test-unit: ## Tests of single packages (some as root).
@@ -80,6 +80,10 @@ debian: deps bin/debian.tar ## Make the root filesystem that tests with packages
 .PHONY: test-integration
 test-integration: debian peer ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) ./test/integration/...
+
+.PHONY: test-podman
+test-podman: image ## The image of the product in rootless podman (as root, who makes the user).
+	STRATA_TEST_IMAGE=$(CURDIR)/dist/strata.tar go test -timeout $(TIMEOUT) ./test/podman/...
 
 .PHONY: peer
 peer: deps ## Build buildah's own command line, to compare with.

@@ -27,28 +27,37 @@ func EnsureHome() error {
 }
 
 // EnsureRuntimeDir sees to it that the libraries find a place for what is gone after a
-// reboot. For an ordinary user they give up where there is no XDG_RUNTIME_DIR, and no
-// /run/user and no /tmp that can be written to, even when the store is elsewhere: then
-// it is beside the store, whose directory is storageRoot, empty for the default.
+// reboot. For an ordinary user they give up, with any store, where there is no
+// XDG_RUNTIME_DIR, and no /run/user and no /tmp that can be written to: then it is
+// beside the store, whose directory is storageRoot, empty for the default, or in memory.
 func EnsureRuntimeDir(storageRoot string) error {
-	uid := unshare.GetRootlessUID()
-	if uid == 0 || os.Getenv("XDG_RUNTIME_DIR") != "" {
+	uid := strconv.Itoa(unshare.GetRootlessUID())
+	if uid == "0" || os.Getenv("XDG_RUNTIME_DIR") != "" {
 		return nil
+	}
+	for _, found := range []string{filepath.Join("/run/user", uid), filepath.Join(os.TempDir(), "storage-run-"+uid)} {
+		if writable(found) {
+			return nil
+		}
 	}
 	if storageRoot == "" {
 		storageRoot = filepath.Join(os.Getenv("HOME"), ".local/share/containers")
 	}
-	beside := filepath.Join(storageRoot, "run")
-	for _, dir := range []string{
-		filepath.Join("/run/user", strconv.Itoa(uid)), filepath.Join(os.TempDir(), "storage-run-"+strconv.Itoa(uid)), beside,
-	} {
-		if os.MkdirAll(dir, 0o700) != nil || unix.Access(dir, unix.W_OK) != nil {
-			continue
+	for _, dir := range []string{filepath.Join(storageRoot, "run"), "/dev/shm/strata-run-" + uid} {
+		if writable(dir) {
+			return os.Setenv("XDG_RUNTIME_DIR", dir)
 		}
-		if dir == beside {
-			return os.Setenv("XDG_RUNTIME_DIR", beside)
-		}
-		return nil
 	}
-	return nil // that the store cannot be written to is said where it is opened
+	return nil // that nothing can be written to is said where it is needed
+}
+
+// writable tells whether a directory can be made, or is there, and can be written to
+// by its owner alone, who is the user of this process.
+func writable(dir string) bool {
+	if os.MkdirAll(dir, 0o700) != nil {
+		return false
+	}
+	var stat unix.Stat_t
+	return unix.Lstat(dir, &stat) == nil && stat.Uid == uint32(os.Geteuid()) && stat.Mode&unix.S_IFMT == unix.S_IFDIR && //nolint:gosec // an id of the kernel's fits
+		stat.Mode&0o022 == 0 && unix.Access(dir, unix.W_OK) == nil
 }

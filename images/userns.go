@@ -38,7 +38,7 @@ var mapCaps = []capability.Cap{capability.CAP_SETUID, capability.CAP_SETGID, cap
 // Lines of a pod's specification, each of which lets a build run.
 const (
 	podMapCaps  = "securityContext: {runAsUser: 0, capabilities: {add: [SETUID, SETGID, SETFCAP]}}, with hostUsers: false in the spec of the pod"
-	podAdmin    = "hostUsers: false in the spec of the pod, with securityContext: {runAsUser: 0, capabilities: {add: [SYS_ADMIN]}}"
+	podAdmin    = "hostUsers: false in the spec of the pod, with securityContext: {runAsUser: 0, capabilities: {add: [SYS_ADMIN, SYS_CHROOT, SETFCAP]}}"
 	podSeccomp  = "securityContext: {seccompProfile: {type: Unconfined}}"
 	podAppArmor = "securityContext: {appArmorProfile: {type: Unconfined}}"
 )

@@ -211,12 +211,12 @@ var entries = []Entry{
 	{
 		ReasonUserNamespaceUnavailable, ClassSandbox, ExitSandbox,
 		"This sandbox allows neither mounts nor a user namespace in which they would be allowed.",
-		"Run the pod with hostUsers: false and the capabilities SETUID, SETGID and SETFCAP, or as root with SYS_ADMIN; on a machine, add the user to /etc/subuid and /etc/subgid and install newuidmap.",
+		"Run the pod with hostUsers: false and the capabilities SETUID, SETGID and SETFCAP, or as root with SYS_ADMIN; on a machine, add the user to /etc/subuid and /etc/subgid and install newuidmap. `agent doctor` names what is missing here, docs/privileges.md what each environment needs.",
 	},
 	{
 		ReasonStorageUnavailable, ClassSandbox, ExitSandbox,
 		"There is no place in which images can be stored.",
-		"Mount a writable volume (an emptyDir is enough) and name it with --storage-root.",
+		"Mount a writable volume (an emptyDir is enough) and name it with --storage-root; `agent doctor` says what is wrong with the one that is there.",
 	},
 	{
 		ReasonNoSpace, ClassResource, ExitResource,
