@@ -13,6 +13,7 @@ export CGO_ENABLED    := 1
 export AGENT_BINARY   := $(CURDIR)/bin/agent
 export BUILDAH_BINARY := $(CURDIR)/bin/peer/buildah
 export DEBIAN_ROOT    := $(CURDIR)/bin/debian.tar
+export KUBE_BINARY    := $(CURDIR)/bin/kube
 
 # Debian packages: to compile and link, for the image, for base images, packages and
 # the peer in tests.
@@ -59,12 +60,22 @@ image: deps build ## Build the image of the product with the product: dist/strat
 	bin/agent build --containerfile Containerfile --storage-root dist/store --output oci-archive:dist/strata.tar:localhost/strata:$(VERSION) --result dist/image.json dist/image
 	@ls -l --block-size=K dist/strata.tar | awk '{print "dist/strata.tar:", $$5}'
 
+# Kubernetes compiles apart from the product: without cgo and its tags, from a
+# module of its own, and with little priority, because it takes both CPUs.
+.PHONY: kube
+kube: ## Build bin/kube, the Kubernetes that tests run (10 minutes when nothing is cached).
+	@mkdir -p bin
+	@echo "go build -o bin/kube ./test/kube"
+	@cd test/kube && version=$$(GOFLAGS= go list -m -f '{{.Version}}' k8s.io/kubernetes) && minor=$${version#v1.} && \
+	p=k8s.io/component-base/version && GOFLAGS= CGO_ENABLED=0 nice go build -o $(KUBE_BINARY) \
+	-ldflags "-s -w -X $$p.gitVersion=$$version -X $$p.gitMajor=1 -X $$p.gitMinor=$${minor%%.*} -X $$p.gitTreeState=clean" .
+
 .PHONY: test
-test: deps build lint check-docs test-unit test-integration test-podman ## Everything that CI runs.
+test: deps build kube lint check-docs test-unit test-integration test-podman ## Everything that CI runs.
 
 .PHONY: test-unit
-test-unit: ## Tests of single packages (some as root).
-	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./test/architecture/...
+test-unit: kube ## Tests of single packages (some as root).
+	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./test/architecture/... ./test/apiserver/...
 	go test -race -timeout $(TIMEOUT) $(RACE)
 
 # A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
