@@ -18,6 +18,8 @@ export KUBE_BINARY    := $(CURDIR)/bin/kube
 # Debian packages: to compile and link, for the image, for base images, packages and
 # the peer in tests.
 PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg netavark
+# For the cluster: what `test/cluster/cluster up` calls.
+CLUSTER_PACKAGES := iproute2 openssl
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
@@ -70,6 +72,34 @@ kube: ## Build bin/kube, the Kubernetes that tests run (10 minutes when nothing 
 	p=k8s.io/component-base/version && GOFLAGS= CGO_ENABLED=0 nice go build -o $(KUBE_BINARY) \
 	-ldflags "-s -w -X $$p.gitVersion=$$version -X $$p.gitMajor=1 -X $$p.gitMinor=$${minor%%.*} -X $$p.gitTreeState=clean" .
 
+# What a node needs beside bin/kube; runc is the only one in C, in part.
+.PHONY: cluster
+cluster: deps build kube ## Build the test cluster's programs: bin/kube and bin/cluster (12 minutes when nothing is cached).
+	@$(call install,$(CLUSTER_PACKAGES))
+	@mkdir -p bin/cluster dist/pause && ln -sf kube bin/kubectl
+	@echo "go build -o bin/cluster/ (containerd, runc, network plugins, registry, pause)"
+	@cd test/cluster/node && GOFLAGS= CGO_ENABLED=0 nice go build -tags 'no_btrfs no_zfs no_devmapper no_tracing osusergo netgo' -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ \
+	  $$(GOFLAGS= go list tool | grep -v /runc$$)
+	@cd test/cluster/node && GOFLAGS= nice go build -tags 'seccomp osusergo netgo' -ldflags '-s -w -linkmode external -extldflags -static' -o $(CURDIR)/bin/cluster/ github.com/opencontainers/runc
+	@CGO_ENABLED=0 nice go build -ldflags '-s -w' -o bin/cluster/registry ./test/cluster/registry
+	@CGO_ENABLED=0 go build -ldflags '-s -w' -o dist/pause/pause ./test/cluster/pause
+	@rm -f bin/cluster/pause.tar
+	@bin/agent build --log-level warn --result dist/pause.json --containerfile test/cluster/pause/Containerfile --storage-root dist/store --output docker-archive:bin/cluster/pause.tar:localhost/pause:1 dist/pause
+
+.PHONY: cluster-up
+cluster-up: cluster ## Start a Kubernetes node with a registry in namespaces of its own (as root).
+	@test/cluster/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## End it; nothing stays.
+	@test/cluster/cluster down
+
+.PHONY: e2e
+e2e: cluster image ## The product on a real cluster, which is started for it unless one is up (as root).
+	@test/cluster/cluster running || { test/cluster/cluster up && ours=yes; }; \
+	go test -count=1 -timeout 40m ./test/cluster/... && status=0 || status=$$?; \
+	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
+
 .PHONY: test
 test: deps build kube lint check-docs test-unit test-integration test-podman ## Everything that CI runs.
 
@@ -119,5 +149,5 @@ check-docs: build ## Fail when such a page is not what the code says.
 	@for page in $(PAGES); do bin/agent docs $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is stale: run make docs" >&2; exit 1; }; done
 
 .PHONY: clean
-clean: ## Remove what was built.
+clean: cluster-down ## Remove what was built.
 	rm -rf bin dist

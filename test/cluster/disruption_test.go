@@ -1,0 +1,198 @@
+package cluster
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/strata-build/strata/agent/result"
+)
+
+// hold keeps a pod's object after its end, so that the test can look at it: the
+// API server removes an evicted pod once its containers have ended.
+func hold(job *batchv1.Job) {
+	job.Spec.Template.Finalizers = []string{"e2e.strata.build/hold"}
+}
+
+// release removes what hold added, so that the namespace can go.
+func (l *lab) release(job string) {
+	l.t.Helper()
+	for _, p := range l.pods(job) {
+		p.Finalizers = nil
+		_, err := client.CoreV1().Pods(l.namespace).Update(context.Background(), &p, metav1.UpdateOptions{})
+		if err != nil {
+			l.t.Errorf("releasing %s: %v", p.Name, err)
+		}
+	}
+}
+
+func TestEvictionIsReplacedAndNotCounted(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		evict func(*lab, *corev1.Pod)
+	}{
+		{"api", func(l *lab, p *corev1.Pod) {
+			eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace}}
+			if err := client.PolicyV1().Evictions(p.Namespace).Evict(l.t.Context(), eviction); err != nil {
+				l.t.Fatal(err)
+			}
+		}},
+		{"drain", func(l *lab, _ *corev1.Pod) {
+			kubectl(l.t, "drain", "node1", "--force", "--delete-emptydir-data", "--disable-eviction=false", "--pod-selector", batchv1.JobNameLabel+"=drain")
+			kubectl(l.t, "uncordon", "node1")
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLab(t)
+			job := tt.name
+			l.build(job, []string{"FROM HOST/base/busy:1", "RUN " + waitAtGate}, l.behindGate(), hold)
+			defer l.release(job)
+			first := l.atGate(job)
+			tt.evict(l, first)
+			second := l.atGate(job, first.Name)
+			l.openGate()
+			l.wantSuccess(job)
+
+			evicted, err := client.CoreV1().Pods(l.namespace).Get(t.Context(), first.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !disrupted(evicted, "EvictionByEvictionAPI") {
+				t.Errorf("the conditions of the evicted pod are %+v", evicted.Status.Conditions)
+			}
+			end, r := l.left(evicted)
+			if end.ExitCode != 143 || r == nil || r.Reason != result.ReasonInterrupted || r.Outcome != result.Interrupted {
+				t.Errorf("the evicted agent exited %d and left %q", end.ExitCode, end.Message)
+			}
+			if second.Name == first.Name {
+				t.Errorf("the pod %s was not replaced", first.Name)
+			}
+			now, _ := l.ended(job)
+			if now.Status.Failed != 0 || now.Status.Succeeded != 1 {
+				t.Errorf("the Job counts %d failed and %d succeeded pods", now.Status.Failed, now.Status.Succeeded)
+			}
+		})
+	}
+}
+
+func disrupted(p *corev1.Pod, reason string) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue {
+			return c.Reason == reason
+		}
+	}
+	return false
+}
+
+func kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	args = append([]string{"kubectl", "--kubeconfig", filepath.Join(dir, "kubeconfig")}, args...)
+	out, err := exec.Command("../../bin/kube", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// onNode runs a command in the namespaces of the node.
+func onNode(args ...string) (string, error) {
+	out, err := exec.Command("./cluster", append([]string{"exec"}, args...)...).Output()
+	return string(out), err
+}
+
+func TestSecretRotatedDuringRun(t *testing.T) {
+	l := newLab(t)
+	l.secret("push", "not the password")
+	l.build("rotated", []string{"FROM HOST/base/busy:1", "RUN " + waitAtGate}, l.behindGate(), pod(func(spec *corev1.PodSpec, c *corev1.Container) {
+		spec.Volumes = append(spec.Volumes, corev1.Volume{
+			Name: "push", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "push"}},
+		})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "push", MountPath: "/push"})
+		c.Args = append([]string{"build", "--push-authfile", "/push/" + corev1.DockerConfigJsonKey}, c.Args[1:]...)
+	}))
+	p := l.atGate("rotated")
+	mounted := "/var/lib/kubelet/pods/" + string(p.UID) + "/volumes/kubernetes.io~secret/push/" + corev1.DockerConfigJsonKey
+	if text, err := onNode("cat", mounted); err != nil || !strings.Contains(text, "not the password") {
+		t.Fatalf("the volume has not the first secret: %q, %v", text, err)
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "push"}, Type: corev1.SecretTypeDockerConfigJson, Data: authFile(password)}
+	if _, err := client.CoreV1().Secrets(l.namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the kubelet updates the volume", func(context.Context) (bool, error) {
+		text, err := onNode("cat", mounted)
+		return strings.Contains(text, password), err
+	})
+	l.openGate()
+	r := l.wantSuccess("rotated")
+	if pushes := r.Phases[result.Push].Attempts; pushes != 1 {
+		t.Errorf("%d attempts to push, want 1: the credential is read when it is used", pushes)
+	}
+}
+
+func TestStepOverTheMemoryLimit(t *testing.T) {
+	l := newLab(t)
+	l.build("memory", []string{"FROM HOST/base/busy:1", "RUN tail -c 600m /dev/zero | wc -c"}, limit("256Mi"), func(job *batchv1.Job) {
+		job.Spec.Template.Spec.Containers[0].Args = append(job.Spec.Template.Spec.Containers[0].Args, "--max-retries=1")
+	})
+	_, condition := l.ended("memory")
+	end, r := l.left(&l.pods("memory")[0])
+	if r == nil || r.Reason != result.ReasonStepOutOfMemory || end.ExitCode != 4 {
+		t.Fatalf("exit %d (%s), message %q", end.ExitCode, end.Reason, end.Message)
+	}
+	if !strings.Contains(r.Message, "256") {
+		t.Errorf("the message does not name the limit: %s", r.Message)
+	}
+	if condition.Type != batchv1.JobFailed || condition.Reason != batchv1.JobReasonBackoffLimitExceeded {
+		t.Errorf("the Job is %s: %s", condition.Type, condition.Reason)
+	}
+}
+
+func TestStoreOverTheLimitOfItsVolume(t *testing.T) {
+	l := newLab(t)
+	l.build("volume", []string{"FROM HOST/base/busy:1", "RUN dd if=/dev/zero of=/zero bs=1M count=300 && sleep 600"}, hold, pod(func(spec *corev1.PodSpec, _ *corev1.Container) {
+		for i := range spec.Volumes {
+			if spec.Volumes[i].Name == "store" {
+				spec.Volumes[i].EmptyDir.SizeLimit = new(resource.MustParse("100Mi"))
+			}
+		}
+	}))
+	defer l.release("volume")
+	_, condition := l.ended("volume")
+	p := l.pods("volume")[0]
+	if p.Status.Reason != "Evicted" || !strings.Contains(p.Status.Message, `emptyDir volume "store" exceeds the limit "100Mi"`) {
+		t.Errorf("the pod is %q: %q", p.Status.Reason, p.Status.Message)
+	}
+	t.Logf("conditions of the pod: %+v", p.Status.Conditions)
+	t.Logf("containers of the pod: %+v", p.Status.ContainerStatuses)
+	if condition.Type != batchv1.JobFailed {
+		t.Errorf("the Job is %s: %s", condition.Type, condition.Reason)
+	}
+}
+
+func TestExitCodesEndTheJobAtOnce(t *testing.T) {
+	l := newLab(t)
+	l.build("broken", []string{"FROM HOST/base/busy:1", "RUN echo the disk is on fire >&2; exit 42"}, func(job *batchv1.Job) {
+		job.Spec.BackoffLimit = new(int32(3))
+	})
+	now, condition := l.ended("broken")
+	if condition.Type != batchv1.JobFailed || condition.Reason != batchv1.JobReasonPodFailurePolicy || now.Status.Failed != 1 {
+		t.Errorf("the Job is %s: %s, with %d failed pods", condition.Type, condition.Reason, now.Status.Failed)
+	}
+	p := l.pods("broken")[0]
+	end, r := l.left(&p)
+	if end.ExitCode != 1 || r == nil || r.Reason != result.ReasonStepFailed || r.RunExitCode != 42 || !strings.Contains(r.Message, "the disk is on fire") {
+		t.Errorf("exit %d, message %q", end.ExitCode, end.Message)
+	}
+	if !strings.Contains(l.log(p.Name), "\nRetry 3/3 exited 42, no more retries left.") {
+		t.Error("the log does not say that the last attempt failed")
+	}
+}
