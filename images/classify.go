@@ -79,11 +79,14 @@ var rules = []rule{
 		if !ok {
 			v = statusVerdict(answer.Status, d)
 		}
+		if answer.TokenServer != "" && v.class == result.ClassInput { // of the image it knows nothing
+			v = statusVerdict(http.StatusBadRequest, d)
+		}
 		v.status, v.retryAfter = answer.Status, answer.RetryAfter
 		return v, true
 	}},
 	{"transfer that was cut", func(err error, _ direction) (verdict, bool) {
-		found := errors.Is(err, distribution.ErrStalled) || errors.Is(err, distribution.ErrSentInPart)
+		found := errors.Is(err, distribution.ErrStalled) || errors.Is(err, distribution.ErrSentInPart) || errors.Is(err, distribution.ErrNoToken)
 		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, found
 	}},
 	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
@@ -375,6 +378,11 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 	if host != t.host && host != serviceHost(t.host) {
 		t.credentials = "to which no credentials are sent, as it is not " + t.host
 	}
+	who := host
+	var answer *distribution.Error
+	if errors.As(err, &answer) && answer.TokenServer != "" {
+		who = fmt.Sprintf("the token server %s of %s", answer.TokenServer, host)
+	}
 	doing := t.doing + " " + t.what
 	if p := proxyFaultOf(err); p != nil && v.class != result.ClassInterrupted {
 		return &Error{
@@ -387,13 +395,13 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 	case v.class == result.ClassInterrupted:
 		fmt.Fprintf(&b, "stopped while %s", doing)
 	case v.reason == result.ReasonPushDenied:
-		fmt.Fprintf(&b, "%s denied %s", host, doing)
+		fmt.Fprintf(&b, "%s denied %s", who, doing)
 	case v.class == result.ClassAuth && v.status != 0:
-		fmt.Fprintf(&b, "%s refused the credentials while %s", host, doing)
+		fmt.Fprintf(&b, "%s refused the credentials while %s", who, doing)
 	case v.reason == result.ReasonRateLimited:
-		fmt.Fprintf(&b, "rate limited: %s answered %d %s while %s", host, v.status, http.StatusText(v.status), doing)
+		fmt.Fprintf(&b, "rate limited: %s answered %s while %s", who, statusName(v.status), doing)
 	case v.status != 0:
-		fmt.Fprintf(&b, "%s answered %d %s while %s", host, v.status, http.StatusText(v.status), doing)
+		fmt.Fprintf(&b, "%s answered %s while %s", who, statusName(v.status), doing)
 	default:
 		fmt.Fprintf(&b, "%s failed", doing)
 	}
@@ -411,6 +419,11 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 		b.WriteString(e.describeTrust(err, host))
 	}
 	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, RetryAfter: v.retryAfter, Err: err}
+}
+
+// statusName is a status with its name, where it has one.
+func statusName(status int) string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 }
 
 // page is the beginning of a page of HTML that containers/image quotes behind a

@@ -124,11 +124,11 @@ func (p *proxyFault) describe() string {
 	who := fmt.Sprintf("the proxy %s, which %s names,", p.host, p.variable)
 	switch {
 	case p.status == http.StatusProxyAuthRequired && p.credentials:
-		return fmt.Sprintf("%s refused the credentials that %s has (%d %s)", who, p.variable, p.status, http.StatusText(p.status))
+		return fmt.Sprintf("%s refused the credentials that %s has (%s)", who, p.variable, statusName(p.status))
 	case p.status == http.StatusProxyAuthRequired:
-		return fmt.Sprintf("%s wants credentials, and %s has none (%d %s)", who, p.variable, p.status, http.StatusText(p.status))
+		return fmt.Sprintf("%s wants credentials, and %s has none (%s)", who, p.variable, statusName(p.status))
 	case p.status != 0:
-		return fmt.Sprintf("%s answered %d %s to a CONNECT", who, p.status, http.StatusText(p.status))
+		return fmt.Sprintf("%s answered %s to a CONNECT", who, statusName(p.status))
 	}
 	return fmt.Sprintf("%s cannot be reached: %s", who, oneLine(p.err.Error()))
 }

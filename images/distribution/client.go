@@ -346,11 +346,11 @@ func (c *Client) ManifestDigest(ctx context.Context, reference string, accept []
 	if resp.StatusCode == http.StatusNotFound {
 		return "", nil
 	}
-	if d := digest.Digest(resp.Header.Get("Docker-Content-Digest")); d != "" {
-		return d, d.Validate()
+	if d := digest.Digest(resp.Header.Get("Docker-Content-Digest")); d.Validate() == nil {
+		return d, nil
 	}
-	// The header is optional (OCI distribution specification, "Pulling manifests"), and
-	// some take no HEAD.
+	// The header is optional (OCI distribution specification, "Pulling manifests"), some
+	// write what is no digest, and some take no HEAD.
 	_, text, err := c.Manifest(ctx, reference, accept)
 	switch {
 	case IsNotFound(err):

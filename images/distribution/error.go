@@ -19,9 +19,12 @@ import (
 // Error is an answer that a registry, or its token server, refused a request with.
 type Error struct {
 	Method string
-	// Host is who answered, with its port: a registry, its token server, or with the
+	// Host is who answered, with its port: a registry, for itself or for its token server, or with the
 	// Method CONNECT a proxy.
 	Host string
+	// TokenServer is the host of the registry's token server where it is that which
+	// refused, else empty.
+	TokenServer string
 	// Status is the HTTP status.
 	Status int
 	// Code is the error code of the distribution specification, empty for none.
@@ -36,8 +39,14 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s answered %d %s to a %s", e.Host, e.Status, http.StatusText(e.Status), e.Method)
+	if e.TokenServer != "" {
+		text = fmt.Sprintf("%s, the token server of %s, answered %d %s", e.TokenServer, e.Host, e.Status, http.StatusText(e.Status))
+	}
 	if e.Code != "" {
 		text += ", " + e.Code
+	}
+	if e.Status < http.StatusBadRequest {
+		text += ", which is not what a registry answers"
 	}
 	if e.Detail != "" {
 		text += ": " + e.Detail
@@ -48,7 +57,7 @@ func (e *Error) Error() string {
 // IsNotFound tells whether a registry answered that there is nothing.
 func IsNotFound(err error) bool {
 	var answer *Error
-	return errors.As(err, &answer) && answer.Status == http.StatusNotFound
+	return errors.As(err, &answer) && answer.Status == http.StatusNotFound && answer.TokenServer == ""
 }
 
 // maxAnswer is how much of an error's body is read, in bytes; maxDetail how much of
@@ -110,6 +119,9 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
+// ErrNoToken is the error of a token server whose answer holds no token.
+var ErrNoToken = errors.New("there was no token in what was answered by the token server")
+
 // refusedByProxy makes an Error of the answer of a proxy that opens no connection; it
 // is http.Transport.OnProxyConnectResponse, which has the status where the error that
 // it stands in for has but its text. The answer is that of the proxy: Host is the
@@ -124,6 +136,14 @@ func refusedByProxy(_ context.Context, proxy *url.URL, _ *http.Request, resp *ht
 	}
 }
 
+// rootCause is the error that all others are about.
+func rootCause(err error) error {
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err
+}
+
 // requestError is the error of a request that has no answer.
 func requestError(ctx context.Context, method, target string, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, ErrStalled) {
@@ -136,15 +156,18 @@ func requestError(ctx context.Context, method, target string, err error) error {
 	var token *errcode.ErrorResponse
 	switch {
 	case errors.As(err, &token): // the token server refused
-		e := &Error{Method: method, Host: host, Status: token.StatusCode, Detail: "this is what its token server says"}
+		e := &Error{Method: method, Host: host, TokenServer: "a server that has no name", Status: token.StatusCode}
 		if token.URL != nil {
-			e.Detail += ", " + token.URL.Host
+			e.TokenServer = token.URL.Host
 		}
 		if len(token.Errors) > 0 {
-			e.Code = token.Errors[0].Code
-			e.Detail += ": " + token.Errors[0].Message
+			e.Code, e.Detail = token.Errors[0].Code, token.Errors[0].Message
 		}
 		return e
+	case strings.Contains(err.Error(), "failed to decode response: "), strings.Contains(err.Error(), "empty token returned"): // which have no type
+		return fmt.Errorf("%w of %s: %w", ErrNoToken, host, err)
+	case strings.Contains(err.Error(), "bearer realm "), strings.Contains(err.Error(), `unsupported protocol scheme ""`): // which have no type
+		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "it names no token server that can be asked: " + rootCause(err).Error()}
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
 		return &Error{Method: method, Host: host, Status: http.StatusUnauthorized, Detail: "credentials are required"}
 	case strings.Contains(err.Error(), "missing username or password"): // which has no type
