@@ -122,7 +122,7 @@ func tryWriting(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(make([]byte, 16<<10))
 	return errors.Join(err, f.Close())
 }

@@ -170,7 +170,7 @@ func carriesOverlay(root string) bool {
 	if err != nil {
 		return false
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	supported, err := overlay.SupportsNativeOverlay(filepath.Join(dir, driverOverlay), filepath.Join(dir, "run"))
 	return err == nil && supported
 }
