@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -252,6 +253,9 @@ func (b *build) readSecrets(ctx context.Context) {
 		}
 	}
 	b.console.redact.add(images.SecretValues(b.settings.Secrets)...)
+	if text, err := os.ReadFile(b.settings.PassphraseFile); err == nil {
+		b.console.redact.add(strings.TrimSpace(string(text)))
+	}
 }
 
 // alreadyPushed tells whether an earlier pod of the same build has pushed the

@@ -33,6 +33,8 @@ type Settings struct {
 
 	TLSVerify       bool
 	CertDir         string
+	SigningKey      string
+	PassphraseFile  string
 	RegistriesConf  string
 	SignaturePolicy string
 
@@ -139,6 +141,9 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 	f.StringVar(&s.CertDir, "cert-dir", "", "`directory` with certificates for registries")
 	f.StringVar(&s.RegistriesConf, "registries-conf", "", "`path` of registries.conf")
 	f.StringVar(&s.SignaturePolicy, "signature-policy", "", "`path` of the signature policy (default: where containers/image looks, else one that accepts any image)")
+
+	f.StringVar(&s.SigningKey, "sign-by-sigstore-private-key", "", "`path` of a private key in sigstore's format with which the pushed image is signed")
+	f.StringVar(&s.PassphraseFile, "sign-passphrase-file", "", "`path` of a file with the passphrase of that key")
 
 	f.StringArrayVar(&s.BuildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or NAME for the value in the environment")
 	f.StringArrayVarP(&s.Volumes, "volume", "v", nil, "`SOURCE:DEST[:OPTIONS]` to mount for RUN steps")
@@ -422,12 +427,21 @@ func (s *Settings) checkDestination(p *Problems) {
 	case s.Push:
 		if s.destination, err = images.RegistryDestination(s.Tag); err != nil {
 			p.add("%s: %w", s.named("tag"), err)
+		} else {
+			s.destination.SignWith(s.SigningKey, s.PassphraseFile)
 		}
 	case s.Output != "":
 		if s.destination, err = images.OutputDestination(s.Output); err != nil {
 			p.add("%s: %w", s.named("output"), err)
 		}
-	case s.DigestFile != "":
+	}
+	if s.SigningKey != "" && !s.Push {
+		p.add("--sign-by-sigstore-private-key needs --push: an image is signed in a registry")
+	}
+	if s.PassphraseFile != "" && s.SigningKey == "" {
+		p.add("--sign-passphrase-file needs --sign-by-sigstore-private-key, the key that it is for")
+	}
+	if s.DigestFile != "" && !s.Push && s.Output == "" {
 		p.add("--digestfile needs --push or --output: an image has no digest before it is written somewhere")
 	}
 }
@@ -439,6 +453,8 @@ func (s *Settings) checkPaths(p *Problems) {
 		{"push-authfile", s.PushAuthFile},
 		{"registries-conf", s.RegistriesConf},
 		{"signature-policy", s.SignaturePolicy},
+		{"sign-by-sigstore-private-key", s.SigningKey},
+		{"sign-passphrase-file", s.PassphraseFile},
 	} {
 		if f.path == "" {
 			continue

@@ -340,7 +340,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 	cache := e.caches.use(ctx, spec, authFile)
 	sys := e.system(authFile)
 	if file.fetches() {
-		if sys.DockerCertPath, err = e.allAuthorities(); err != nil {
+		if sys.DockerCertPath, err = e.certificates(""); err != nil {
 			return define.BuildOptions{}, unavailable("the certificates of authorities cannot be collected", err)
 		}
 	}

@@ -105,6 +105,7 @@ var rules = []rule{
 		found := errors.As(err, &requirement) || errors.As(err, &invalid)
 		return verdict{class: result.ClassInput, reason: result.ReasonSignatureRejected}, found
 	}},
+	{"signature that cannot be kept", textRule(result.ClassSandbox, result.ReasonSettingsInvalid, "writing sigstore attachments is disabled by configuration")},
 	{"digest", textRule(result.ClassTransient, result.ReasonDigestMismatch, "digest did not match", "does not match expected", "does not match provided manifest digest", "does not match selected manifest digest", "digest mismatch, expected", "digest_invalid")},
 	{"architecture", textRule(result.ClassInput, result.ReasonWrongArchitecture,
 		"no image found in image index for architecture", "no image found in manifest list for architecture")},
@@ -413,6 +414,8 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 		fmt.Fprintf(&b, " (it asks to come back in %v)", v.retryAfter.Round(time.Second))
 	}
 	switch v.reason {
+	case result.ReasonSettingsInvalid:
+		fmt.Fprintf(&b, ": a file in registries.d has to say use-sigstore-attachments: true for %s", t.host)
 	case result.ReasonSignatureRejected:
 		fmt.Fprintf(&b, " (the signature policy is %s)", e.policy)
 	case result.ReasonCertificateUntrusted:

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/image/v5/signature"
+	"go.podman.io/image/v5/signature/sigstore"
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/transports/alltransports"
 	"go.podman.io/image/v5/types"
@@ -45,6 +47,15 @@ type Destination struct {
 	config          digest.Digest // of the image that was written
 	// known are compressed layers that may be in the registry already.
 	known map[digest.Digest]layerKind
+	// signingKey and passphraseFile are paths, empty for no signature and no passphrase.
+	signingKey, passphraseFile string
+}
+
+// SignWith makes a push sign the image with a private key in sigstore's format; the
+// file with its passphrase may be empty. The signature goes into the registry as an
+// attachment, which registries.d has to allow.
+func (d *Destination) SignWith(key, passphraseFile string) {
+	d.signingKey, d.passphraseFile = key, passphraseFile
 }
 
 // Local tells whether the destination is a file or directory.
@@ -150,9 +161,28 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		defer os.RemoveAll(d.partial) //nolint:errcheck // nothing is there after success
 	}
+	lines := e.config.Output.Lines()
+	defer lines.Close()
+	meter := newMeter(ctx, e.config.Stall)
+	options := &copy.Options{
+		ReportWriter:     e.reportWriter(lines),
+		SourceCtx:        sys,
+		DestinationCtx:   sys,
+		Progress:         meter.events,
+		ProgressInterval: progressInterval,
+	}
 	outcome := &pushOutcome{}
 	target := d.ref
-	if !d.Local() {
+	switch {
+	case d.Local():
+	case d.signingKey != "": // which only containers/image can
+		target = libraryReference{d.ref, e}
+		options.SignBySigstorePrivateKeyFile = d.signingKey
+		if options.SignSigstorePrivateKeyPassphrase, err = passphrase(d.passphraseFile); err != nil {
+			return "", 0, err
+		}
+		defer listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })()
+	default:
 		client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
 		if err != nil {
 			return "", 0, fail(err)
@@ -166,16 +196,6 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 			push.algorithm, push.only = *sys.CompressionFormat, true
 		}
 		target = push
-	}
-	lines := e.config.Output.Lines()
-	defer lines.Close()
-	meter := newMeter(ctx, e.config.Stall)
-	options := &copy.Options{
-		ReportWriter:     e.reportWriter(lines),
-		SourceCtx:        sys,
-		DestinationCtx:   sys,
-		Progress:         meter.events,
-		ProgressInterval: progressInterval,
 	}
 	if conf, err := config.Default(); err == nil {
 		options.MaxParallelDownloads = conf.Engine.ImageParallelCopies
@@ -193,6 +213,9 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	if err != nil {
 		return "", 0, fail(err)
 	}
+	if d.signingKey != "" {
+		outcome.sent = written
+	}
 	if d.Local() {
 		pushed, err := manifest.FromBlob(man, manifest.GuessMIMEType(man))
 		if err != nil {
@@ -206,6 +229,35 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 	}
 	return manifestDigest.String(), outcome.sent, nil
+}
+
+// checkKey says why the push cannot sign.
+func (d *Destination) checkKey() error {
+	if d.signingKey == "" {
+		return nil
+	}
+	phrase, err := passphrase(d.passphraseFile)
+	if err != nil {
+		return err
+	}
+	signer, err := sigstore.NewSigner(sigstore.WithPrivateKeyFile(d.signingKey, phrase))
+	if err != nil {
+		return invalid("--sign-by-sigstore-private-key: the key "+d.signingKey+" cannot be used", err)
+	}
+	return signer.Close()
+}
+
+// passphrase is the first line of the file, as buildah reads it; none has none.
+func passphrase(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, invalid("--sign-passphrase-file", err)
+	}
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	return line, nil
 }
 
 // pushError makes the Error of a push.
@@ -315,6 +367,9 @@ func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile s
 // CheckPush finds out, before anything is built, whether a push would be let in:
 // once, and as the push will do it. The error is an *Error.
 func (e *Engine) CheckPush(ctx context.Context, d *Destination, authFile string) error {
+	if err := d.checkKey(); err != nil {
+		return err
+	}
 	client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
 	if err == nil {
 		defer client.Close()

@@ -30,7 +30,7 @@ func (e *Engine) ownSource(ref types.ImageReference) (own types.ImageReference, 
 	}
 	if e.wantsSignature(ref) {
 		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
-		return ref, false
+		return libraryReference{ref, e}, false
 	}
 	return pullReference{ref, e, e.config.Stall}, true
 }
@@ -59,6 +59,41 @@ func (e *Engine) wantsSignature(ref types.ImageReference) bool {
 		}
 	}
 	return false
+}
+
+// libraryReference is a reference to an image in a registry that containers/image
+// reads or writes itself, with all authorities that there are.
+type libraryReference struct {
+	types.ImageReference
+	engine *Engine
+}
+
+// NewImageSource implements types.ImageReference.
+func (r libraryReference) NewImageSource(ctx context.Context, sys *types.SystemContext) (types.ImageSource, error) {
+	sys, err := r.withCertificates(sys)
+	if err != nil {
+		return nil, err
+	}
+	return r.ImageReference.NewImageSource(ctx, sys)
+}
+
+// NewImageDestination implements types.ImageReference.
+func (r libraryReference) NewImageDestination(ctx context.Context, sys *types.SystemContext) (types.ImageDestination, error) {
+	sys, err := r.withCertificates(sys)
+	if err != nil {
+		return nil, err
+	}
+	return r.ImageReference.NewImageDestination(ctx, sys)
+}
+
+func (r libraryReference) withCertificates(sys *types.SystemContext) (*types.SystemContext, error) {
+	dir, err := r.engine.certificates(reference.Domain(r.DockerReference()))
+	if err != nil {
+		return nil, unavailable("the certificates of authorities cannot be collected", err)
+	}
+	own := *sys
+	own.DockerCertPath = dir
+	return &own, nil
 }
 
 // pullReference is a reference to an image in a registry that is read through a

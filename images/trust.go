@@ -43,7 +43,7 @@ func certDirs() []string {
 
 // certDir is the directory with certificates for a registry, empty for none.
 func (e *Engine) certDir(host string) string {
-	if e.sys.DockerCertPath != "" {
+	if e.sys.DockerCertPath != "" || host == "" {
 		return e.sys.DockerCertPath
 	}
 	for _, base := range certDirs() {
@@ -115,20 +115,19 @@ func (e *Engine) tls(host string, insecure bool) (*tls.Config, error) {
 	return config, nil
 }
 
-// allAuthorities collects the certificates of authorities in one directory, for ADD:
-// buildah has one directory for the servers that ADD fetches from, and none for each
-// of them. What else is in that of --cert-dir is there too. The path is empty if there
-// are no certificates.
-func (e *Engine) allAuthorities() (string, error) {
+// certificates collects, for the library, in one directory what tls has for a
+// connection to host: it has one directory for all servers that a transfer talks to.
+// host is empty for ADD. The path is empty if there is nothing.
+func (e *Engine) certificates(host string) (string, error) {
 	links := map[string]string{} // from the name in the directory to the file
 	for i, file := range e.authorityFiles() {
 		if _, err := os.ReadFile(file); err == nil {
 			links[fmt.Sprintf("%d.crt", i)] = file
 		}
 	}
-	if e.sys.DockerCertPath != "" {
+	if own := e.certDir(host); own != "" {
 		for _, pattern := range []string{"*.cert", "*.key"} {
-			files, _ := filepath.Glob(filepath.Join(e.sys.DockerCertPath, pattern))
+			files, _ := filepath.Glob(filepath.Join(own, pattern))
 			for _, file := range files {
 				links[filepath.Base(file)] = file
 			}
@@ -137,11 +136,8 @@ func (e *Engine) allAuthorities() (string, error) {
 	if len(links) == 0 {
 		return "", nil
 	}
-	dir := filepath.Join(e.tmp, "authorities")
-	if err := os.RemoveAll(dir); err != nil { // what a former attempt collected
-		return "", err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	dir, err := os.MkdirTemp(e.tmp, "certificates-")
+	if err != nil {
 		return "", err
 	}
 	for name, file := range links {
