@@ -20,13 +20,16 @@ func reapOrphans(except int) {
 	}
 }
 
-// killDescendants kills every process that descends from this one, and waits,
-// for a moment, until they have ended.
-func killDescendants() {
+// killDescendants kills every process that descends from this one, except the one
+// with the pid except, and waits, for a moment, until they have ended.
+func killDescendants(except int) {
 	for range 20 {
 		pids := descendants(os.Getpid())
 		alive := false
 		for _, pid := range pids {
+			if pid == except {
+				continue
+			}
 			if unix.Kill(pid, syscall.SIGKILL) == nil && !zombie(pid) {
 				alive = true
 			}

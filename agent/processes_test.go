@@ -101,7 +101,15 @@ func superviseTree() int {
 		fmt.Println("descendants", all, "of", self, "those of the tree", tree, "are", descendants(tree), "want six, of which four")
 		return 1
 	}
-	killDescendants()
+	killDescendants(tree)
+	if !eventually(func() bool {
+		left := slices.DeleteFunc(descendants(self), zombie)
+		return len(left) == 1 && left[0] == tree
+	}) {
+		fmt.Println("descendants", descendants(self), "are left, want only", tree, "that was to be spared")
+		return 1
+	}
+	killDescendants(0)
 	for _, pid := range all {
 		if !eventually(func() bool { return zombie(pid) }) {
 			fmt.Println(pid, "survived")

@@ -15,9 +15,18 @@ import (
 	"github.com/strata-build/strata/images"
 )
 
-// grace is how long a worker has, after a signal, to end by itself. A result is
-// owed within 5 s; what is left is for killing the worker and writing the result.
-const grace = 3500 * time.Millisecond
+// A result is owed within 5 s of a signal. These are counted from the signal, and
+// what they leave is for sweepTime and for writing the result.
+const (
+	// stepGrace is how long steps have to end by themselves. The worker is told
+	// of the signal, too, and cleans up once they are gone.
+	stepGrace = time.Second
+	// grace is how long the worker has to end by itself.
+	grace = 2500 * time.Millisecond
+	// lost is when a worker that was killed is not waited for any longer: the
+	// kernel ends no process that waits for a disk.
+	lost = 3500 * time.Millisecond
+)
 
 // supervise starts the worker, waits for it, and delivers its Result, or one of
 // its own when the worker left none.
@@ -158,9 +167,12 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 	orphans := time.NewTicker(time.Second)
 	defer orphans.Stop()
 
-	var late <-chan time.Time
+	var slow, late, gone <-chan time.Time
+	stop := func(in time.Duration) {
+		slow, late, gone = time.After(in+stepGrace), time.After(in+grace), time.After(in+lost)
+	}
 	if deadline > 0 {
-		late = time.After(deadline + grace)
+		stop(deadline)
 	}
 	stopped := end{reason: result.ReasonDeadlineExceeded, message: fmt.Sprintf("the deadline of %v passed", deadline)}
 	stopping := false
@@ -171,19 +183,25 @@ func watch(w *images.Worker, results *os.File, signals <-chan os.Signal, deadlin
 		case sig := <-signals:
 			if !stopping {
 				stopping = true
-				late = time.After(grace)
+				stop(0)
 				stopped = end{reason: result.ReasonInterrupted, message: fmt.Sprintf("stopped by a signal (%v)", sig)}
 			}
 			_ = w.Cmd.Process.Signal(syscall.SIGTERM)
+		case <-slow:
+			killDescendants(w.Cmd.Process.Pid)
 		case <-late:
 			stopping = true
 			stopped.message += fmt.Sprintf("; the build did not end by itself within %v", grace)
-			killDescendants()
 			_ = w.Cmd.Process.Kill()
+			killDescendants(0)
+		case <-gone:
+			_ = results.Close() // else the worker's last word is waited for
+			stopped.result = <-delivered
+			return stopped
 		case <-orphans.C:
 			reapOrphans(w.Cmd.Process.Pid)
 		case err := <-ended:
-			killDescendants()
+			killDescendants(0)
 			reapOrphans(0)
 			got := end{reason: result.ReasonInternalError, message: fmt.Sprintf("the process that builds ended without a result: %v", err)}
 			switch {

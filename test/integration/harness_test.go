@@ -84,6 +84,8 @@ type lab struct {
 	stdin *os.File
 	// bare leaves out the flags that every other run gets.
 	bare bool
+	// stderr is the file to which the last run writes its standard error.
+	stderr string
 }
 
 // newLab starts a registry that holds base/busy:1.
@@ -184,8 +186,14 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 	}
 	cmd = exec.Command(line[0], line[1:]...)
 	cmd.Env, cmd.Dir = l.env, l.dir
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var stdout bytes.Buffer
+	stderr, err := os.CreateTemp(l.t.TempDir(), "stderr")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer stderr.Close()
+	l.stderr = stderr.Name()
+	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	if l.stdin != nil {
 		cmd.Stdin = l.stdin
 	}
@@ -195,7 +203,7 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 	}
 	return cmd, func(err error) outcome {
 		l.t.Helper()
-		o := outcome{stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
+		o := outcome{stdout: stdout.String(), stderr: readText(l.t, stderr.Name()), took: time.Since(began)}
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
 			o.code = exit.ExitCode()
@@ -220,6 +228,15 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 		})
 		return o
 	}
+}
+
+func readText(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
 
 // checkResult checks what must hold of every Result.

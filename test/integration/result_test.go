@@ -246,24 +246,13 @@ func (l *lab) grep(text string) (found []string) {
 // killChild kills the child of pid that is the worker.
 func killChild(t *testing.T, pid int) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
+	found := children(t, pid)
+	if len(found) == 0 {
+		t.Fatal("the agent has no child")
+	}
+	if err := syscall.Kill(found[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
-		if err != nil {
-			continue
-		}
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		if fields[1] == itoa(pid) {
-			if err := syscall.Kill(atoi(t, e.Name()), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			return
-		}
-	}
-	t.Fatal("the agent has no child")
 }
 
 // TestStopDuringAWait: what failed before is in the ledger, but the end is a stop.
