@@ -274,6 +274,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 		}
 		return "", failed
 	}
+	e.built = true
 	return id, nil
 }
 
@@ -365,7 +366,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		Compression:             archive.Gzip,
 		CompressionFormat:       algorithm,
 		CompressionLevel:        spec.Compression.Level,
-		ContainerSuffix:         e.owner(),
+		ContainerSuffix:         e.ledger.name,
 		ContextDirectory:        spec.Context,
 		ForceRmIntermediateCtrs: true,
 		Isolation:               e.isolation.value,

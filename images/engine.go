@@ -72,7 +72,9 @@ type Engine struct {
 	store      storage.Store
 	sys        types.SystemContext // a template: operations change copies
 	tmp        string
-	lock       *os.File // held as long as the build lives
+	ledger     *ledger
+	killed     bool // an earlier build was killed and left something
+	built      bool // there is an image of this build
 	isolation  isolation
 	seccomp    string // the path of the profile of steps, unconfined, or empty for the built-in one
 	warned     bool   // that limits were lowered
@@ -108,6 +110,7 @@ func (e *Engine) open() error {
 		}
 		e.say(c, f)
 		if c.name == checkDriver {
+			e.store = &recordedStore{e.store, e.ledger}
 			e.sweep()
 		}
 	}
@@ -134,9 +137,11 @@ func (e *Engine) TempDir() string { return e.tmp }
 
 // Close releases the store and removes temporary files. It may be called twice.
 func (e *Engine) Close() {
+	left := false
 	if e.store != nil {
+		left = e.tidy()
 		if _, err := e.store.Shutdown(false); err != nil {
-			e.log.Debug("releasing the store", "error", err)
+			e.log.Debug("Releasing the store", "error", err)
 		}
 		e.store = nil
 	}
@@ -145,12 +150,12 @@ func (e *Engine) Close() {
 	}
 	e.authCopies = nil
 	if e.tmp != "" {
-		removeTemp(e.tmp, e.log)
+		left = !removeTemp(e.tmp, e.log) || left
 		e.tmp = ""
 	}
-	if e.lock != nil {
-		_ = e.lock.Close()
-		e.lock = nil
+	if e.ledger != nil {
+		e.ledger.close(left)
+		e.ledger = nil
 	}
 }
 

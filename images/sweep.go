@@ -1,74 +1,148 @@
 package images
 
 import (
+	"errors"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
-	"syscall"
+
+	"go.podman.io/storage"
 )
 
-// ownerLock is the file in a build's directory of temporary files that it keeps
-// locked as long as it lives.
-const ownerLock = "owner"
-
-// owner names this build: in its directory of temporary files, and in the names of
-// the containers that it works in.
-func (e *Engine) owner() string { return filepath.Base(e.tmp) }
-
-// own marks the directory of temporary files as that of a build that lives. The
-// kernel takes the mark away whatever ends the process.
-func (e *Engine) own() (err error) {
-	// It gets its name when it is locked: nobody finds it without the lock.
-	unnamed := filepath.Join(e.tmp, ownerLock+".new")
-	if e.lock, err = os.OpenFile(unnamed, os.O_CREATE|os.O_RDWR, 0o600); err != nil {
-		return err
+// sweep removes what builds left that were killed: their working containers, which
+// may hold copies of secrets, and their temporary files. Their layers stay, since
+// this build may go on where they ended.
+func (e *Engine) sweep() {
+	for _, a := range e.ledger.abandoned() {
+		e.killed = true
+		done := e.deleteContainers(a.name)
+		if a.temp != "" {
+			done = removeTemp(a.temp, e.log) && done
+		}
+		if done && len(e.orphans(a.layers)) == 0 {
+			_ = os.Remove(a.path)
+		}
+		e.log.Debug("Removed what a build left that was killed", "build", a.name)
 	}
-	if err := syscall.Flock(int(e.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return err
-	}
-	return os.Rename(unnamed, filepath.Join(e.tmp, ownerLock))
 }
 
-// sweep removes what builds left that were killed: their working containers, which
-// may hold copies of secrets, and their temporary files.
-func (e *Engine) sweep() {
-	siblings, err := filepath.Glob(filepath.Join(filepath.Dir(e.tmp), tempPrefix+"*"))
-	if err != nil {
-		return
+// tidy removes layers of this build, and of those that were killed, that are part
+// of no image: what an attempt left that another one could not use. It tells whether
+// there are any that another build should see to, for which there are two causes.
+// One that failed may be tried again and go on where it ended. And one that lives
+// may be about to use them.
+func (e *Engine) tidy() (left bool) {
+	made := e.ledger.made()
+	left = len(e.orphans(made)) > 0
+	if !left && !e.killed {
+		return false
 	}
-	for _, dir := range siblings {
-		if dir != e.tmp && abandoned(dir) {
-			e.deleteContainers(filepath.Base(dir))
-			removeTemp(dir, e.log)
-			e.log.Debug("removed what a build left that was killed", "directory", dir)
+	if !e.built || !e.ledger.alone() {
+		return left
+	}
+	e.deleteLayers(made)
+	for _, a := range e.ledger.abandoned() {
+		e.deleteLayers(a.layers)
+		_ = os.Remove(a.path)
+	}
+	e.ledger.removeUnnamed()
+	if e.killed {
+		if err := e.store.GarbageCollect(); err != nil {
+			e.log.Debug("Removing what the store knows nothing of", "error", err)
 		}
 	}
+	return false
 }
 
-// abandoned tells whether the build that a directory belongs to has ended.
-func abandoned(dir string) bool {
-	lock, err := os.OpenFile(filepath.Join(dir, ownerLock), os.O_RDWR, 0)
-	if err != nil {
-		return false // it is about to be locked, or not ours
+// orphans lists those of the layers that are there and that no image and no container
+// has.
+func (e *Engine) orphans(ids []string) (found []string) {
+	if len(ids) == 0 {
+		return nil
 	}
-	defer lock.Close()
-	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	layers, err := e.store.Layers()
+	if err != nil {
+		return nil
+	}
+	parents := map[string]string{}
+	for _, layer := range layers {
+		parents[layer.ID] = layer.Parent
+	}
+	used, err := usedLayers(e.store, parents)
+	if err != nil {
+		return nil
+	}
+	for _, id := range ids {
+		if _, there := parents[id]; there && !used[id] {
+			found = append(found, id)
+		}
+	}
+	return found
 }
 
-// deleteContainers deletes the working containers of a build.
-func (e *Engine) deleteContainers(owner string) {
+// usedLayers are those that an image or a container has. parents maps each layer to
+// the one below.
+func usedLayers(store storage.Store, parents map[string]string) (map[string]bool, error) {
+	used := map[string]bool{}
+	use := func(tops ...string) {
+		for _, id := range tops {
+			for ; id != "" && !used[id]; id = parents[id] {
+				used[id] = true
+			}
+		}
+	}
+	images, err := store.Images()
+	if err != nil {
+		return nil, err
+	}
+	for _, image := range images {
+		use(image.TopLayer)
+		use(image.MappedTopLayers...)
+	}
+	containers, err := store.Containers()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range containers {
+		use(c.LayerID)
+	}
+	return used, nil
+}
+
+// deleteLayers deletes those of the layers that nothing uses; they are in the order
+// in which they were made. The store looks, under its lock, whether something does.
+func (e *Engine) deleteLayers(ids []string) (deleted int) {
+	for _, id := range slices.Backward(ids) {
+		switch err := e.store.DeleteLayer(id); {
+		case err == nil:
+			deleted++
+		case errors.Is(err, storage.ErrLayerHasChildren), errors.Is(err, storage.ErrLayerUsedByImage),
+			errors.Is(err, storage.ErrLayerUsedByContainer), errors.Is(err, storage.ErrNotALayer), errors.Is(err, storage.ErrLayerUnknown):
+		default:
+			e.log.Debug("A layer is left behind", "layer", id, "error", err)
+		}
+	}
+	return deleted
+}
+
+// deleteContainers deletes the working containers of a build and tells whether all
+// are gone.
+func (e *Engine) deleteContainers(owner string) bool {
 	containers, err := e.store.Containers()
 	if err != nil {
-		return
+		return false
 	}
+	gone := true
 	for _, c := range containers {
 		for _, name := range c.Names {
 			if !strings.Contains(name, owner) {
 				continue
 			}
-			if err := e.store.DeleteContainer(c.ID); err != nil {
-				e.log.Debug("a working container is left behind", "container", name, "error", err)
+			if err := e.store.DeleteContainer(c.ID); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
+				gone = false
+				e.log.Debug("A working container is left behind", "container", name, "error", err)
 			}
 		}
 	}
+	return gone
 }

@@ -25,12 +25,16 @@ func (e *Engine) lookAtTemp() (Finding, error) {
 	if parent == "" {
 		parent, what = filepath.Join(e.options.GraphRoot, "tmp"), "the directory of temporary files beside the store,"
 	}
-	err := os.MkdirAll(parent, 0o700)
-	if err == nil {
-		e.tmp, err = os.MkdirTemp(parent, tempPrefix)
+	parent = absolute(parent)
+	var err error
+	if e.ledger, err = openLedger(e.options.GraphRoot, parent); err != nil {
+		return cannotWrite("the store", e.options.GraphRoot, err), nil
 	}
-	if err == nil {
-		err = e.own()
+	if err = os.MkdirAll(parent, 0o700); err == nil {
+		tmp := filepath.Join(parent, e.ledger.name)
+		if err = os.Mkdir(tmp, 0o700); err == nil {
+			e.tmp = tmp
+		}
 	}
 	if err == nil {
 		err = os.Setenv("TMPDIR", e.tmp)
@@ -117,8 +121,9 @@ func tryOverlay(dir string) error {
 }
 
 // removeTemp removes the directory, unmounting first what a build that ended
-// early left mounted there, so that nothing is deleted through a mount.
-func removeTemp(dir string, log *slog.Logger) {
+// early left mounted there, so that nothing is deleted through a mount. It tells
+// whether the directory is gone.
+func removeTemp(dir string, log *slog.Logger) bool {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	for i := len(mounts) - 1; i >= 0 && err == nil; i-- {
 		err = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -129,4 +134,5 @@ func removeTemp(dir string, log *slog.Logger) {
 	if err != nil {
 		log.Warn("temporary files are left behind", "directory", dir, "error", err)
 	}
+	return err == nil
 }

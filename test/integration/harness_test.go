@@ -115,6 +115,22 @@ func (l *lab) mkdir(name string) string {
 	return path
 }
 
+// tmpfs mounts a filesystem in memory at a directory below the lab's, with options of
+// tmpfs(5), until the test ends.
+func (l *lab) tmpfs(name, options string) string {
+	l.t.Helper()
+	path := l.mkdir(name)
+	if err := syscall.Mount("tmpfs", path, "tmpfs", 0, options); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() {
+		if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil {
+			l.t.Error(err)
+		}
+	})
+	return path
+}
+
 // file writes a file below the lab's directory and returns its path.
 func (l *lab) file(name, text string) string {
 	l.t.Helper()

@@ -1,0 +1,228 @@
+package images
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"go.podman.io/storage"
+)
+
+// ledgerDir is the directory in a store where builds say what is theirs there.
+const ledgerDir = "strata"
+
+// ledger is what one build has in a store: its directory of temporary files, its
+// working containers, which have its name, and the layers that it made. It is a file
+// that is locked as long as the build lives, whatever ends it, so that another
+// build knows what was left behind.
+type ledger struct {
+	// name is that of the build: it is in the names of its containers.
+	name string
+	dir  string
+	// users is a file that each build that lives has locked, so that one which
+	// removes layers knows that it is alone.
+	users *os.File
+
+	mu     sync.Mutex
+	file   *os.File
+	layers []string // that were entered
+}
+
+// The kinds of entries, one a line.
+const (
+	tempEntry  = "temp "
+	layerEntry = "layer "
+)
+
+// openLedger opens a ledger for a new build in the store at root, whose temporary
+// files will be in a directory of its name in tempParent. It waits for a build that
+// removes layers.
+func openLedger(root, tempParent string) (*ledger, error) {
+	l := &ledger{dir: filepath.Join(root, ledgerDir)}
+	err := os.MkdirAll(l.dir, 0o700)
+	if err == nil {
+		l.users, err = os.OpenFile(filepath.Join(l.dir, "users"), os.O_CREATE|os.O_RDWR, 0o600)
+	}
+	if err == nil {
+		err = flock(l.users, syscall.LOCK_SH)
+	}
+	if err == nil {
+		err = l.begin(tempParent)
+	}
+	if err != nil {
+		l.close(false)
+		return nil, err
+	}
+	return l, nil
+}
+
+// begin makes the file. It gets its name when it is locked and says where temporary
+// files will be: nobody finds it without.
+func (l *ledger) begin(tempParent string) (err error) {
+	if l.file, err = os.CreateTemp(l.dir, tempPrefix+"*"+unnamed); err != nil {
+		return err
+	}
+	path := strings.TrimSuffix(l.file.Name(), unnamed)
+	l.name = filepath.Base(path)
+	if err := flock(l.file, syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(l.file, "%s%s\n", tempEntry, filepath.Join(tempParent, l.name)); err != nil {
+		return err
+	}
+	return os.Rename(l.file.Name(), path)
+}
+
+// unnamed ends the name of a ledger that is not begun.
+const unnamed = ".new"
+
+// layer enters a layer that the build is about to make.
+func (l *ledger) layer(id string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.layers = append(l.layers, id)
+	_, err := fmt.Fprintf(l.file, "%s%s\n", layerEntry, id)
+	return err
+}
+
+// made lists the layers that were entered, in their order.
+func (l *ledger) made() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.layers)
+}
+
+// alone tells whether no other build lives in this store; until the ledger is closed
+// none begins.
+func (l *ledger) alone() bool { return flock(l.users, syscall.LOCK_EX|syscall.LOCK_NB) == nil }
+
+// close ends the build. keep leaves the ledger for another build.
+func (l *ledger) close(keep bool) {
+	if l.file != nil {
+		if !keep {
+			_ = os.Remove(filepath.Join(l.dir, l.name))
+			_ = os.Remove(l.file.Name()) // where it was never given its name
+		}
+		_ = l.file.Close()
+	}
+	if l.users != nil {
+		_ = l.users.Close()
+	}
+}
+
+// abandoned is what a build that has ended left.
+type abandoned struct {
+	path   string
+	name   string
+	temp   string
+	layers []string // in the order in which they were made
+}
+
+// abandoned lists what builds left that were killed, or that could not remove it.
+func (l *ledger) abandoned() (all []abandoned) {
+	paths, err := filepath.Glob(filepath.Join(l.dir, tempPrefix+"*"))
+	if err != nil {
+		return nil
+	}
+	for _, path := range paths {
+		if filepath.Base(path) == l.name || strings.HasSuffix(path, unnamed) {
+			continue
+		}
+		if a, ok := readAbandoned(path); ok {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// readAbandoned reads the ledger of a build that has ended; ok is false for others.
+func readAbandoned(path string) (a abandoned, ok bool) {
+	file, err := os.Open(path)
+	if err != nil {
+		return a, false
+	}
+	defer file.Close()
+	if flock(file, syscall.LOCK_SH|syscall.LOCK_NB) != nil {
+		return a, false
+	}
+	a = abandoned{path: path, name: filepath.Base(path)}
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if temp, found := strings.CutPrefix(lines.Text(), tempEntry); found && filepath.Base(temp) == a.name {
+			a.temp = temp
+		} else if id, found := strings.CutPrefix(lines.Text(), layerEntry); found {
+			a.layers = append(a.layers, id)
+		}
+	}
+	return a, lines.Err() == nil
+}
+
+// removeUnnamed removes ledgers of builds that were killed before they began. The
+// caller is alone.
+func (l *ledger) removeUnnamed() {
+	paths, _ := filepath.Glob(filepath.Join(l.dir, tempPrefix+"*"+unnamed))
+	for _, path := range paths {
+		_ = os.Remove(path)
+	}
+}
+
+// flock locks a whole file. A signal is no reason to give up.
+func flock(f *os.File, how int) error {
+	for {
+		if err := syscall.Flock(int(f.Fd()), how); !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
+}
+
+// recordedStore is a store that enters the layers made in it in a ledger. Layers of
+// working containers are not entered: they go with their containers.
+type recordedStore struct {
+	storage.Store
+	ledger *ledger
+}
+
+var _ storage.Store = (*recordedStore)(nil)
+
+// record enters a layer before it is made, unless there is one with this id, which
+// somebody else made.
+func (s *recordedStore) record(id string) error {
+	if id == "" {
+		return nil
+	}
+	if _, err := s.Layer(id); err == nil {
+		return nil
+	}
+	return s.ledger.layer(id)
+}
+
+// CreateLayer implements storage.Store.
+func (s *recordedStore) CreateLayer(id, parent string, names []string, mountLabel string, writeable bool, options *storage.LayerOptions) (*storage.Layer, error) {
+	if err := s.record(id); err != nil {
+		return nil, err
+	}
+	return s.Store.CreateLayer(id, parent, names, mountLabel, writeable, options)
+}
+
+// PutLayer implements storage.Store.
+func (s *recordedStore) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *storage.LayerOptions, diff io.Reader) (*storage.Layer, int64, error) {
+	if err := s.record(id); err != nil {
+		return nil, 0, err
+	}
+	return s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+}
+
+// ApplyStagedLayer implements storage.Store.
+func (s *recordedStore) ApplyStagedLayer(args storage.ApplyStagedLayerOptions) (*storage.Layer, error) {
+	if err := s.record(args.ID); err != nil {
+		return nil, err
+	}
+	return s.Store.ApplyStagedLayer(args)
+}
