@@ -232,7 +232,16 @@ func (b *build) prepare(ctx context.Context) (err error) {
 }
 
 func engineConfig(s *Settings, c *console) images.Config {
+	var paths []string
+	if s.destination != nil && s.destination.Local() {
+		paths = append(paths, s.destination.Dir())
+	}
+	for _, volume := range s.Volumes {
+		source, _, _ := strings.Cut(volume, ":")
+		paths = append(paths, source)
+	}
 	return images.Config{
+		Paths:       paths,
 		StorageRoot: s.StorageRoot, StorageDriver: s.StorageDriver, Isolation: s.Isolation,
 		SecurityOpts: s.SecurityOpts, Ulimits: s.Ulimits,
 		TLSVerify: s.tlsVerify(), CertDir: s.CertDir, RegistriesConf: s.RegistriesConf, SignaturePolicy: s.SignaturePolicy, Authorities: s.Authorities,
@@ -384,6 +393,11 @@ func (b *build) fail(err error) {
 		b.result.ExitCode = int(e.Class.Exit())
 	}
 	b.result.Message = e.Message
+	if e.Class == result.ClassInterrupted && b.engine != nil {
+		if text := b.engine.LittleSpace(); text != "" { // a node that evicts a pod says no more than the signal
+			b.result.Message += "; little space was left: " + text
+		}
+	}
 	b.result.RunExitCode = e.RunExitCode
 	b.result.Step = e.Step
 	b.output = e.Output

@@ -248,6 +248,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	options.Out, options.Err = stdout, stderr
 	steps.remark = e.remark
 	steps.untrue = func(line string) bool { return isPushNotice(line) && e.caches.noneTakes(options.CacheTo) }
+	steps.ended = e.space.stepFailed
 	if e.config.Output.Step != nil {
 		steps.begun = e.config.Output.Step
 	}
@@ -260,6 +261,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	}
 	group := OwnMemoryGroup()
 	killed := group.Kills()
+	e.space.reset()
 	id, _, err = imagebuildah.BuildDockerfiles(pulls, e.store, options, spec.Containerfile)
 	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
@@ -272,7 +274,7 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 			failed.Reason, failed.Class = result.ReasonStepOutOfMemory, result.ClassResource
 			failed.Message += fmt.Sprintf(" (the kernel killed a process of this pod or group for memory: %s)", group.Describe())
 		}
-		return "", failed
+		return "", e.withSpace(failed)
 	}
 	e.built = true
 	return id, nil
@@ -465,6 +467,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		if wrongFormat.MatchString(failed.Output) {
 			failed.Reason = result.ReasonWrongArchitecture
 			failed.Message += fmt.Sprintf(" (a program of another architecture than %s)", runtime.GOARCH)
+		}
+		if e.space.explains(steps.tail.text()) {
+			failed.Class, failed.Reason = result.ClassResource, result.ReasonNoSpace
 		}
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing

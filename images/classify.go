@@ -421,7 +421,7 @@ func (e *Engine) transferError(ctx context.Context, err error, t transfer) *Erro
 	case result.ReasonCertificateUntrusted:
 		b.WriteString(e.describeTrust(err, host))
 	}
-	return &Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, RetryAfter: v.retryAfter, Err: err}
+	return e.withSpace(&Error{Reason: v.reason, Class: v.class, Message: b.String(), Host: host, Status: v.status, RetryAfter: v.retryAfter, Err: err})
 }
 
 // statusName is a status with its name, where it has one.

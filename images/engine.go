@@ -48,7 +48,10 @@ type Config struct {
 	UserAgent string
 	// Stall is how long a transfer may make no progress before it is given up; 0
 	// for ever.
-	Stall  time.Duration
+	Stall time.Duration
+	// Paths are further places that the build writes to, such as volumes; that they
+	// run full is noticed.
+	Paths  []string
 	Output Output
 }
 
@@ -73,6 +76,7 @@ type Engine struct {
 	sys        types.SystemContext // a template: operations change copies
 	tmp        string
 	ledger     *ledger
+	space      *spaceWatch
 	killed     bool // an earlier build was killed and left something
 	built      bool // there is an image of this build
 	isolation  isolation
@@ -137,9 +141,19 @@ func (e *Engine) TempDir() string { return e.tmp }
 
 // Close releases the store and removes temporary files. It may be called twice.
 func (e *Engine) Close() {
+	if e.space != nil {
+		e.space.stop()
+		e.space = nil
+	}
 	left := false
+	if e.tmp != "" {
+		left = !removeTemp(e.tmp, e.log)
+		e.tmp = ""
+	}
 	if e.store != nil {
-		left = e.tidy()
+		e.ledger.freeReserve()
+		left = !e.deleteContainers(e.ledger.name) || left // buildah may have had no space to
+		left = e.tidy() || left
 		if _, err := e.store.Shutdown(false); err != nil {
 			e.log.Debug("Releasing the store", "error", err)
 		}
@@ -149,10 +163,6 @@ func (e *Engine) Close() {
 		_ = c.file.Close()
 	}
 	e.authCopies = nil
-	if e.tmp != "" {
-		left = !removeTemp(e.tmp, e.log) || left
-		e.tmp = ""
-	}
 	if e.ledger != nil {
 		e.ledger.close(left)
 		e.ledger = nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -56,6 +58,12 @@ func FileError(what string, err error) *Error {
 	e := &Error{Reason: result.ReasonSettingsInvalid, Class: result.ClassSandbox, Message: fmt.Sprintf("%s: %v", what, err), Err: err}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		e.Reason, e.Class = result.ReasonNoSpace, result.ClassResource
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			if space, err := SpaceAt(filepath.Dir(path.Path)); err == nil {
+				e.Message += " (" + space.String() + ")"
+			}
+		}
 	}
 	return e
 }

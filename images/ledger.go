@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 
 	"go.podman.io/storage"
+	"golang.org/x/sys/unix"
 )
 
 // ledgerDir is the directory in a store where builds say what is theirs there.
@@ -41,10 +43,14 @@ const (
 	layerEntry = "layer "
 )
 
+// reserve is space, in bytes, that a ledger keeps until something is to be removed: on a
+// full filesystem a store can remove nothing, since it has to write what is left.
+const reserve = 1 << 20
+
 // openLedger opens a ledger for a new build in the store at root, whose temporary
 // files will be in a directory of its name in tempParent. It waits for a build that
-// removes layers.
-func openLedger(root, tempParent string) (*ledger, error) {
+// removes layers, and gives free what needs no store to be given free.
+func openLedger(root, tempParent string, log *slog.Logger) (*ledger, error) {
 	l := &ledger{dir: filepath.Join(root, ledgerDir)}
 	err := os.MkdirAll(l.dir, 0o700)
 	if err == nil {
@@ -54,6 +60,9 @@ func openLedger(root, tempParent string) (*ledger, error) {
 		err = flock(l.users, syscall.LOCK_SH)
 	}
 	if err == nil {
+		for _, a := range l.abandoned() {
+			a.free(log)
+		}
 		err = l.begin(tempParent)
 	}
 	if err != nil {
@@ -77,6 +86,8 @@ func (l *ledger) begin(tempParent string) (err error) {
 	if _, err := fmt.Fprintf(l.file, "%s%s\n", tempEntry, filepath.Join(tempParent, l.name)); err != nil {
 		return err
 	}
+	// Without it a build on a filesystem that runs full may leave something behind.
+	_ = unix.Fallocate(int(l.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, reserve)
 	return os.Rename(l.file.Name(), path)
 }
 
@@ -90,6 +101,13 @@ func (l *ledger) layer(id string) error {
 	l.layers = append(l.layers, id)
 	_, err := fmt.Fprintf(l.file, "%s%s\n", layerEntry, id)
 	return err
+}
+
+// freeReserve gives the reserve free.
+func (l *ledger) freeReserve() {
+	if info, err := l.file.Stat(); err == nil {
+		_ = l.file.Truncate(info.Size())
+	}
 }
 
 // made lists the layers that were entered, in their order.
@@ -162,6 +180,14 @@ func readAbandoned(path string) (a abandoned, ok bool) {
 		}
 	}
 	return a, lines.Err() == nil
+}
+
+// free removes what needs no store, and tells whether it is gone.
+func (a abandoned) free(log *slog.Logger) bool {
+	if info, err := os.Stat(a.path); err == nil {
+		_ = os.Truncate(a.path, info.Size())
+	}
+	return a.temp == "" || removeTemp(a.temp, log)
 }
 
 // removeUnnamed removes ledgers of builds that were killed before they began. The

@@ -64,11 +64,15 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 	}
 	lines := e.config.Output.Lines()
 	defer lines.Close()
+	e.space.reset()
 	meter := newMeter(ctx, e.config.Stall)
 	options := &libimage.PullOptions{CopyOptions: libimage.CopyOptions{
 		MaxRetries: new(uint), // attempts are counted by the caller alone
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
+		SourceLookupReferenceFunc: func(ref types.ImageReference) (types.ImageReference, error) {
+			return forecast{ref, e, b.Name}, nil
+		},
 	}}
 	stopListening := func() {}
 	defer func() { stopListening() }()

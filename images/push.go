@@ -61,6 +61,14 @@ func (d *Destination) SignWith(key, passphraseFile string) {
 // Local tells whether the destination is a file or directory.
 func (d *Destination) Local() bool { return d.path != "" }
 
+// Dir is the directory in which a file or directory is written, empty for a registry.
+func (d *Destination) Dir() string {
+	if !d.Local() {
+		return ""
+	}
+	return filepath.Dir(d.path)
+}
+
 // RegistryDestination parses the name of an image in a registry. A name without
 // a tag or digest gets the tag latest.
 func RegistryDestination(name string) (*Destination, error) {
@@ -163,6 +171,7 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 	}
 	lines := e.config.Output.Lines()
 	defer lines.Close()
+	e.space.reset()
 	meter := newMeter(ctx, e.config.Stall)
 	options := &copy.Options{
 		ReportWriter:     e.reportWriter(lines),

@@ -23,6 +23,9 @@ type stepTracker struct {
 	untrue func(line string) bool
 	// begun is told of each step that begins.
 	begun func(result.Step)
+	// ended is told when a step has failed, before what it left is removed, where
+	// buildah says so in time.
+	ended func()
 	tail  tail
 
 	mu      sync.Mutex
@@ -40,7 +43,7 @@ type stageProgress struct {
 }
 
 func newStepTracker(file *Containerfile, out io.Writer) *stepTracker {
-	t := &stepTracker{out: out, remark: func(string, string) {}, untrue: func(string) bool { return false }, begun: func(result.Step) {}}
+	t := &stepTracker{out: out, remark: func(string, string) {}, untrue: func(string) bool { return false }, begun: func(result.Step) {}, ended: func() {}}
 	for i, s := range file.stages {
 		t.stages = append(t.stages, &stageProgress{stage: s, index: i})
 	}
@@ -221,6 +224,7 @@ func (o *stepOutput) Write(p []byte) (int, error) {
 func (o *stepOutput) take(line string) {
 	if exitNotice.MatchString(line) {
 		o.held = append(o.held, line)
+		o.tracker.ended()
 		return
 	}
 	o.release()

@@ -16,10 +16,7 @@ func (e *Engine) sweep() {
 	for _, a := range e.ledger.abandoned() {
 		e.killed = true
 		done := e.deleteContainers(a.name)
-		if a.temp != "" {
-			done = removeTemp(a.temp, e.log) && done
-		}
-		if done && len(e.orphans(a.layers)) == 0 {
+		if a.free(e.log) && done && len(e.orphans(a.layers)) == 0 {
 			_ = os.Remove(a.path)
 		}
 		e.log.Debug("Removed what a build left that was killed", "build", a.name)

@@ -27,7 +27,8 @@ func (e *Engine) lookAtTemp() (Finding, error) {
 	}
 	parent = absolute(parent)
 	var err error
-	if e.ledger, err = openLedger(e.options.GraphRoot, parent); err != nil {
+	e.space = watchSpace(e.log, append([]string{e.options.GraphRoot, parent}, e.config.Paths...)...)
+	if e.ledger, err = openLedger(e.options.GraphRoot, parent, e.log); err != nil {
 		return cannotWrite("the store", e.options.GraphRoot, err), nil
 	}
 	if err = os.MkdirAll(parent, 0o700); err == nil {
