@@ -15,12 +15,17 @@ import (
 func (e *Engine) sweep() {
 	for _, a := range e.ledger.abandoned() {
 		e.killed = true
-		done := e.deleteContainers(a.name)
-		if a.free(e.log) && done && len(e.orphans(a.layers)) == 0 {
+		if e.clear(a) && len(e.orphans(a.layers)) == 0 {
 			_ = os.Remove(a.path)
 		}
 		e.log.Debug("Removed what a build left that was killed", "build", a.name)
 	}
+}
+
+// clear removes everything but the layers and tells whether it is gone.
+func (e *Engine) clear(a abandoned) bool {
+	freed := a.free(e.log)
+	return e.deleteContainers(a.name) && freed
 }
 
 // tidy removes layers of this build, and of those that were killed, that are part
@@ -39,8 +44,10 @@ func (e *Engine) tidy() (left bool) {
 	}
 	e.deleteLayers(made)
 	for _, a := range e.ledger.abandoned() {
-		e.deleteLayers(a.layers)
-		_ = os.Remove(a.path)
+		if e.clear(a) { // it may have been killed since this build began
+			e.deleteLayers(a.layers)
+			_ = os.Remove(a.path)
+		}
 	}
 	e.ledger.removeUnnamed()
 	if e.killed {

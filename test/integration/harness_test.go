@@ -74,6 +74,7 @@ type lab struct {
 	t        *testing.T
 	dir      string // everything below is here
 	context  string
+	store    string
 	registry *registry.Registry
 	env      []string
 	// secrets must not be found in anything that comes out.
@@ -92,11 +93,20 @@ type lab struct {
 func newLab(t *testing.T, opts ...registry.Option) *lab {
 	t.Helper()
 	l := &lab{t: t, dir: t.TempDir(), registry: registry.Start(t, opts...)}
-	l.context = filepath.Join(l.dir, "context")
+	l.context, l.store = filepath.Join(l.dir, "context"), filepath.Join(l.dir, "store")
 	l.mkdir("context")
 	l.mkdir("home")
 	l.env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + filepath.Join(l.dir, "home")}
 	return l
+}
+
+// beside returns a lab that builds another context into the same store.
+func (l *lab) beside(name string) *lab {
+	l.t.Helper()
+	other := *l
+	other.dir = l.mkdir(name)
+	other.context = other.mkdir("context")
+	return &other
 }
 
 // withBusy puts base/busy:1 into the registry and forgets the requests for it.
@@ -193,7 +203,7 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 	_ = os.Remove(resultPath)
 	line := append(l.wrap[:len(l.wrap):len(l.wrap)], agentBinary, "build")
 	if !l.bare {
-		line = append(line, "--storage-root", filepath.Join(l.dir, "store"), "--result", resultPath,
+		line = append(line, "--storage-root", l.store, "--result", resultPath,
 			"--tls-verify=false", "--retry-delay", "50ms")
 	}
 	line = append(line, args...)

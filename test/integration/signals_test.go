@@ -151,7 +151,7 @@ func TestE08StopInEveryPhase(t *testing.T) {
 func lockStore(l *lab) {
 	l.t.Helper()
 	for _, name := range []string{"storage.lock", "overlay-layers/layers.lock", "overlay-images/images.lock", "overlay-containers/containers.lock"} {
-		f, err := os.OpenFile(filepath.Join(l.dir, "store", name), os.O_RDWR, 0)
+		f, err := os.OpenFile(filepath.Join(l.store, name), os.O_RDWR, 0)
 		if err != nil {
 			l.t.Fatal(err)
 		}

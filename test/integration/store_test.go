@@ -35,13 +35,8 @@ func (l *lab) storage(args ...string) (string, error) {
 	if err != nil {
 		l.t.Fatalf("building the command line of containers/storage: %v", err)
 	}
-	store := filepath.Join(l.dir, "store")
-	driver := "overlay"
-	if _, err := os.Stat(filepath.Join(store, "vfs")); err == nil {
-		driver = "vfs"
-	}
 	// It leaves a mount behind.
-	line := []string{"--mount", tool, args[0], "--graph", store, "--run", filepath.Join(store, "run"), "--storage-driver", driver}
+	line := []string{"--mount", tool, args[0], "--graph", l.store, "--run", filepath.Join(l.store, "run"), "--storage-driver", "overlay"}
 	cmd := exec.Command("unshare", append(line, args[1:]...)...)
 	cmd.Env = append(l.env, "CONTAINERS_STORAGE_CONF=/dev/null")
 	out, err := cmd.CombinedOutput()
@@ -76,7 +71,7 @@ func (l *lab) checkStore() {
 		l.t.Errorf("containers are left: %v", left)
 	}
 	for _, dir := range []string{"tmp", "overlay-containers", "overlay/tempdirs", "overlay-layers/tmp", "run/overlay-containers"} {
-		entries, err := os.ReadDir(filepath.Join(l.dir, "store", dir))
+		entries, err := os.ReadDir(filepath.Join(l.store, dir))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			l.t.Error(err)
 		}
@@ -87,14 +82,29 @@ func (l *lab) checkStore() {
 			l.t.Errorf("%s/%s is left", dir, e.Name())
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(l.dir, "store/strata/strata-*")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(l.store, "strata/strata-*")); len(left) != 0 {
 		l.t.Errorf("ledgers are left: %v", left)
 	}
 	for line := range strings.Lines(readText(l.t, "/proc/self/mountinfo")) {
-		if strings.Contains(line, l.dir+"/store/") {
+		if strings.Contains(line, l.store+"/") {
 			l.t.Errorf("a mount is left: %s", line)
 		}
 	}
+}
+
+// newBase puts an image of several layers into the registry that no store has, and
+// returns its name there.
+func (l *lab) newBase(random *rand.Rand) string {
+	l.t.Helper()
+	name := "base/new:" + itoa(random.IntN(1<<30))
+	img := bases.Busy(l.t)
+	for i := range 3 {
+		data := make([]byte, 1<<20)
+		rand.NewChaCha8([32]byte{byte(random.Uint32()), byte(random.Uint32()), byte(i)}).Read(data)
+		img = bases.Append(l.t, img, bases.Regular("/data"+itoa(i), 0o644, data))
+	}
+	l.addBase(name, img)
+	return name
 }
 
 // TestKilledAtAnyMoment kills the agent, with SIGKILL, again and again at moments
@@ -112,14 +122,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	l.tmpfs("store", "size=4g") // a disk that others write to has its own times
 	l.file("context/a", strings.Repeat("a", 1<<20))
 	prepare := func() { // each round needs a base that the store does not have
-		name := "base/new:" + itoa(random.IntN(1<<30))
-		img := bases.Busy(t)
-		for i := range 3 {
-			data := make([]byte, 1<<20)
-			rand.NewChaCha8([32]byte{byte(random.Uint32()), byte(random.Uint32()), byte(i)}).Read(data)
-			img = bases.Append(t, img, bases.Regular("/data"+itoa(i), 0o644, data))
-		}
-		l.addBase(name, img)
+		name := l.newBase(random)
 		l.containerfile("FROM HOST/"+name+" AS one", "COPY a /a", "RUN head -c 4000000 /dev/urandom > /random",
 			"FROM HOST/base/busy:1", "RUN --mount=type=tmpfs,target=/t --mount=type=cache,target=/c echo > /c/x", "COPY --from=one /random /random")
 	}
@@ -174,4 +177,58 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	}
 	bases.Check(t, bases.Pull(t, l.registry.Host(), "os/killed:1"))
 	l.checkStore()
+}
+
+// TestE10BuildsAtOnce builds several times at once in one store, on the same base.
+func TestE10BuildsAtOnce(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	l := newLab(t).withBusy()
+	l.tmpfs("store", "size=4g")
+	labs := []*lab{l.beside("one"), l.beside("two"), l.beside("three")}
+	// build starts the builds on a base that the store does not have.
+	build := func(t *testing.T, labs []*lab, round int) (cmds []*exec.Cmd, dones []func(error) outcome) {
+		t.Helper()
+		name := l.newBase(random)
+		for i, b := range labs {
+			b.containerfile("FROM HOST/"+name, "RUN echo "+itoa(i)+" > /who; cat /data* | md5sum > /sum", "COPY Containerfile /", "RUN cat /who")
+			cmd, done := b.start("--tag", l.image("os/at-once-"+itoa(i)+":"+itoa(round)), "--push")
+			cmds, dones = append(cmds, cmd), append(dones, done)
+		}
+		return cmds, dones
+	}
+	check := func(t *testing.T, o outcome, i, round int) {
+		t.Helper()
+		o.wantSuccess(t)
+		for _, phase := range []result.Phase{result.Pull, result.Build, result.Push} {
+			o.wantAttempts(t, phase, 1)
+		}
+		img := bases.Pull(t, l.registry.Host(), "os/at-once-"+itoa(i)+":"+itoa(round))
+		if data, _ := bases.File(t, img, "/who"); string(data) != itoa(i)+"\n" {
+			t.Errorf("build %d made an image with %q", i, data)
+		}
+	}
+	t.Run("two", func(t *testing.T) {
+		for round := range 10 {
+			cmds, dones := build(t, labs[:2], round)
+			for i, done := range dones {
+				check(t, done(cmds[i].Wait()), i, round)
+			}
+		}
+		l.checkStore()
+	})
+	t.Run("three, of which one is killed", func(t *testing.T) {
+		for round := 10; round < 15; round++ {
+			cmds, dones := build(t, labs, round)
+			<-time.After(time.Duration(random.Int64N(int64(time.Second))))
+			_ = cmds[2].Process.Kill()
+			for i, done := range dones[:2] {
+				check(t, done(cmds[i].Wait()), i, round)
+			}
+			_ = cmds[2].Wait()
+		}
+		labs[0].build("--no-cache").wantSuccess(t)
+		l.checkStore()
+	})
 }
