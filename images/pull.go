@@ -70,9 +70,6 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		MaxRetries: new(uint), // attempts are counted by the caller alone
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
-		SourceLookupReferenceFunc: func(ref types.ImageReference) (types.ImageReference, error) {
-			return forecast{ref, e, b.Name}, nil
-		},
 	}}
 	stopListening := func() {}
 	defer func() { stopListening() }()
@@ -82,7 +79,7 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 			stopListening()
 			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
 		}
-		return own, nil
+		return forecast{own, e, b.Name}, nil
 	}
 	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)

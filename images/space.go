@@ -1,7 +1,9 @@
 package images
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -242,8 +244,9 @@ func (f *watchedSpace) now() Space {
 	}
 }
 
-// describe says which filesystems were full, or how full the fullest was.
-func (w *spaceWatch) describe() string {
+// describe says which filesystems were full. Where nobody looked in time, it says how
+// full the one of the error is now, else how full the fullest was.
+func (w *spaceWatch) describe(err error) string {
 	w.look()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -257,10 +260,24 @@ func (w *spaceWatch) describe() string {
 			worst = f.worst
 		}
 	}
-	if len(full) == 0 && worst.Mount != "" {
-		return worst.String()
+	if len(full) > 0 {
+		return strings.Join(full, "; ")
 	}
-	return strings.Join(full, "; ")
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		if s, err := SpaceAt(path.Path); err == nil {
+			for _, f := range w.watched {
+				if f.mount == s.Mount {
+					s = f.worst
+				}
+			}
+			worst = s
+		}
+	}
+	if worst.Mount == "" {
+		return ""
+	}
+	return worst.String() + ", after what did not fit was removed"
 }
 
 // LittleSpace says which filesystems of the build were so full that it warned of it,
@@ -283,7 +300,7 @@ func (e *Engine) LittleSpace() string {
 // withSpace adds to an error of no space where there is none.
 func (e *Engine) withSpace(err *Error) *Error {
 	if err.Reason == result.ReasonNoSpace && e.space != nil {
-		if text := e.space.describe(); text != "" {
+		if text := e.space.describe(err.Err); text != "" {
 			err.Message += " (" + text + ")"
 		}
 	}
