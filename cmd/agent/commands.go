@@ -26,7 +26,7 @@ func execute(args []string, streams agent.Streams) result.ExitCode {
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	root.SetArgs(args)
-	root.AddCommand(buildCommand(streams, &code), doctorCommand(streams, &code), explainCommand(), versionCommand(), docsCommand())
+	root.AddCommand(buildCommand(streams, &code), pruneCommand(streams, &code), doctorCommand(streams, &code), explainCommand(), versionCommand(), docsCommand())
 	switch err := root.Execute(); {
 	case errors.Is(err, errRefused):
 	case err != nil:
@@ -106,6 +106,24 @@ work, and 3 where it would not.`,
 		*code = agent.Doctor(settings, *asJSON, streams)
 		return nil
 	}
+	return cmd
+}
+
+func pruneCommand(streams agent.Streams, code *result.ExitCode) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "prune [flags]",
+		Short: "Remove from the store what earlier builds left and nothing uses",
+		Long: `Remove from the store the images without a name that nothing uses: those that a
+later build replaced, and the results of steps of images that are gone. Images with
+a name stay, and so do the steps that these were built from, so that they are not run
+again. Layers of no image, and what is damaged, go too. The IDs of the images that
+were removed are printed.`,
+		Example: `  agent prune
+  agent prune --all --storage-root /var/lib/builds`,
+		Args: cobra.NoArgs,
+	}
+	pruning := agent.NewPruning(cmd.Flags())
+	cmd.Run = func(*cobra.Command, []string) { *code = pruning.Run(os.Environ(), streams) }
 	return cmd
 }
 
