@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -223,7 +224,8 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	b.result.Sandbox.Storage, b.result.Sandbox.Isolation = b.engine.Storage(), b.engine.Isolation()
 	b.pulled = map[images.Base]bool{}
 	b.console.log.Debug("Prepared", "store", b.engine.StorageRoot(), "driver", b.engine.Storage(),
-		"isolation", b.engine.Isolation(), "userns", b.result.Sandbox.UserNS, "temp", b.engine.TempDir())
+		"isolation", b.engine.Isolation(), "userns", b.result.Sandbox.UserNS, "temp", b.engine.TempDir(),
+		"memory", images.OwnMemoryGroup().Limit(), "heap", debug.SetMemoryLimit(-1), "threads", runtime.GOMAXPROCS(0))
 	if err := b.assemble(); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package images
 import (
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 
 	"go.podman.io/buildah"
@@ -31,7 +32,15 @@ func PrivateMounts() error {
 // it was (untar in a chroot, the steps of chroot isolation, the trial of a user
 // namespace), and tells whether it did. A main function calls it first and returns
 // when it is true.
-func Reexec() bool { return buildah.InitReexec() }
+func Reexec() bool {
+	if strings.HasPrefix(os.Args[0], stepHelper) {
+		offerToOOMKiller()
+	}
+	return buildah.InitReexec()
+}
+
+// stepHelper begins the names by which buildah starts what starts a step.
+const stepHelper = "buildah-chroot-"
 
 // Worker is a process of this program that may mount filesystems and, where
 // that is possible, own files of more than one user.

@@ -17,6 +17,7 @@ func main() {
 		return
 	}
 	collectLate()
+	images.BoundMemory()
 	if err := images.EnsureHome(); err != nil {
 		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
 	}

@@ -11,18 +11,19 @@ import (
 // controlGroup is a control group of whichever version this machine has. What
 // runs in it cannot leave it, however it forks.
 type controlGroup struct {
-	t         *testing.T
-	dir       string
-	limitFile string
+	t   *testing.T
+	dir string
+	// The names of files in it: those of its version.
+	limitFile, eventsFile string
 }
 
 var controlGroups atomic.Int32
 
 func newControlGroup(t *testing.T) *controlGroup {
 	t.Helper()
-	g := &controlGroup{t: t, dir: "/sys/fs/cgroup/memory", limitFile: "memory.limit_in_bytes"}
+	g := &controlGroup{t: t, dir: "/sys/fs/cgroup/memory", limitFile: "memory.limit_in_bytes", eventsFile: "memory.oom_control"}
 	if _, err := os.Stat(g.dir); err != nil {
-		g.dir, g.limitFile = "/sys/fs/cgroup", "memory.max"
+		g.dir, g.limitFile, g.eventsFile = "/sys/fs/cgroup", "memory.max", "memory.events"
 	}
 	g.dir = filepath.Join(g.dir, "strata-test-"+itoa(os.Getpid())+"-"+itoa(int(controlGroups.Add(1))))
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
