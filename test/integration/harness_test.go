@@ -2,7 +2,6 @@ package integration
 
 import (
 	"archive/tar"
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -212,14 +211,12 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 	}
 	cmd = exec.Command(line[0], line[1:]...)
 	cmd.Env, cmd.Dir = l.env, l.dir
-	var stdout bytes.Buffer
-	stderr, err := os.CreateTemp(l.t.TempDir(), "stderr")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	// Files, and not pipes, which are read until the last process that has one ends.
+	stdout, stderr := l.outputFile("stdout"), l.outputFile("stderr")
+	defer stdout.Close()
 	defer stderr.Close()
 	l.stderr = stderr.Name()
-	cmd.Stdout, cmd.Stderr = &stdout, stderr
+	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if l.stdin != nil {
 		cmd.Stdin = l.stdin
 	}
@@ -229,7 +226,7 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 	}
 	return cmd, func(err error) outcome {
 		l.t.Helper()
-		o := outcome{stdout: stdout.String(), stderr: readText(l.t, stderr.Name()), took: time.Since(began)}
+		o := outcome{stdout: readText(l.t, stdout.Name()), stderr: readText(l.t, stderr.Name()), took: time.Since(began)}
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
 			o.code = exit.ExitCode()
@@ -254,6 +251,15 @@ func (l *lab) start(args ...string) (cmd *exec.Cmd, done func(error) outcome) {
 		})
 		return o
 	}
+}
+
+func (l *lab) outputFile(name string) *os.File {
+	l.t.Helper()
+	file, err := os.CreateTemp(l.t.TempDir(), name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return file
 }
 
 func readText(t *testing.T, path string) string {

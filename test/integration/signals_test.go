@@ -220,3 +220,56 @@ func TestFirstProcess(t *testing.T) {
 		t.Errorf("processes are left: %v", left)
 	}
 }
+
+// TestStopOfAWorkerThatCannotBeKilled: the result does not wait for one that hangs in
+// the kernel, as on a disk that does not answer. In version 1 of control groups a
+// frozen process is not killed either.
+func TestStopOfAWorkerThatCannotBeKilled(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.mkdir("counter")
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo x > /counter/runs; sleep 73")
+	cmd, done := l.start("--volume", filepath.Join(l.dir, "counter")+":/counter")
+	waitFor(t, func() bool { return len(l.lines(filepath.Join(l.dir, "counter/runs"))) > 0 })
+	worker := children(t, cmd.Process.Pid)
+	thaw := freeze(t, worker[0])
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	signalled := time.Now()
+	o := done(cmd.Wait())
+	if took := time.Since(signalled); took > stopLimit {
+		t.Errorf("it took %v to stop", took)
+	}
+	if o.code != 143 || o.result == nil || o.result.Reason != result.ReasonInterrupted || o.result.Phase != result.Build || o.result.Step == nil {
+		t.Errorf("exit %d, result %+v", o.code, o.result)
+	}
+	thaw()
+	waitFor(t, func() bool { return state(worker[0]) == "" || state(worker[0]) == "Z" })
+	l.containerfile("FROM HOST/base/busy:1", "RUN true")
+	l.build().wantSuccess(t)
+	l.checkStore()
+}
+
+// freeze freezes a process until thaw is called.
+func freeze(t *testing.T, pid int) (thaw func()) {
+	t.Helper()
+	dir, file, frozen, thawed := "/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"
+	if _, err := os.Stat(dir); err != nil {
+		dir, file, frozen, thawed = "/sys/fs/cgroup", "cgroup.freeze", "1", "0"
+	}
+	dir = filepath.Join(dir, "strata-test-frozen-"+itoa(pid))
+	put := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	put("cgroup.procs", itoa(pid))
+	put(file, frozen)
+	waitFor(t, func() bool { return strings.Contains(readText(t, filepath.Join(dir, file)), frozen) })
+	t.Cleanup(func() { waitFor(t, func() bool { return os.Remove(dir) == nil }) })
+	return func() { put(file, thawed) }
+}
