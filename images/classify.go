@@ -90,6 +90,7 @@ var rules = []rule{
 		return verdict{class: result.ClassTransient, reason: result.ReasonRegistryUnavailable}, found
 	}},
 	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
+	{"no memory left", errnoRule(result.ClassResource, result.ReasonStepOutOfMemory, syscall.ENOMEM)},
 	{"certificate", func(err error, _ direction) (verdict, bool) {
 		var verification *tls.CertificateVerificationError
 		var unknown x509.UnknownAuthorityError
@@ -140,6 +141,7 @@ var rules = []rule{
 		return v, true
 	}},
 	{"no space left, as text", textRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC.Error(), syscall.EDQUOT.Error())},
+	{"no memory left, as text", textRule(result.ClassResource, result.ReasonStepOutOfMemory, syscall.ENOMEM.Error())},
 	{"auth file", func(err error, d direction) (verdict, bool) {
 		v := statusVerdict(http.StatusUnauthorized, d)
 		v.status = 0

@@ -667,6 +667,8 @@ func TestErrorsAsLibrariesMakeThem(t *testing.T) {
 		status         int
 	}{
 		{"ENOSPC", &os.PathError{Op: "write", Path: "/layer", Err: syscall.ENOSPC}, result.ClassResource, result.ReasonNoSpace, result.ReasonNoSpace, 0},
+		{"ENOMEM", &os.PathError{Op: "fork/exec", Path: "/proc/self/exe", Err: syscall.ENOMEM}, result.ClassResource, result.ReasonStepOutOfMemory, result.ReasonStepOutOfMemory, 0},
+		{"ENOMEM as text", errors.New(`ApplyLayer stdout:  stderr: fork/exec /proc/self/exe: cannot allocate memory`), result.ClassResource, result.ReasonStepOutOfMemory, result.ReasonStepOutOfMemory, 0},
 		{"ENOSPC as text", errors.New(`unpacking failed (error: exit status 1; output: write /usr/lib/x: no space left on device)`), result.ClassResource, result.ReasonNoSpace, result.ReasonNoSpace, 0},
 		{"EDQUOT", &os.PathError{Op: "write", Path: "/layer", Err: syscall.EDQUOT}, result.ClassResource, result.ReasonNoSpace, result.ReasonNoSpace, 0},
 		{"ENOSPC in ENOENT", errors.Join(os.ErrNotExist, fmt.Errorf("writing: %w", syscall.ENOSPC)), result.ClassResource, result.ReasonNoSpace, result.ReasonNoSpace, 0},

@@ -41,26 +41,32 @@ func (e *Engine) warnOfSpace(name string, layers []manifest.LayerInfo) {
 	if err != nil {
 		return
 	}
-	// Packed layers are kept until they are unpacked. With vfs each layer has a copy
-	// of all those below it.
-	var packed, unpacked, tree uint64
+	var sizes []uint64
 	for _, layer := range layers {
-		if have, err := e.store.LayersByCompressedDigest(layer.Digest); err == nil && len(have) > 0 || layer.Size < 0 {
-			continue
-		}
-		size := uint64(layer.Size) //nolint:gosec // it is not negative
-		packed += size
-		tree += uint64(float64(size) * unpackedFactor)
-		if e.store.GraphDriverName() == "vfs" {
-			unpacked += tree
-		} else {
-			unpacked = tree
+		if have, err := e.store.LayersByCompressedDigest(layer.Digest); (err != nil || len(have) == 0) && layer.Size > 0 {
+			sizes = append(sizes, uint64(layer.Size))
 		}
 	}
-	need := packed + unpacked
+	packed, need := spaceNeeded(sizes, e.store.GraphDriverName() == "vfs")
 	if need <= space.Free {
 		return
 	}
 	e.log.Warn(fmt.Sprintf("The base image %s may not fit into the store: its layers have %s, about %s with what is unpacked from them, and %s has %s left",
 		name, binarySize(packed), binarySize(need), space.Mount, binarySize(space.Free)))
+}
+
+// spaceNeeded is the size of packed layers, and what these take in a store together with
+// what is unpacked from them: they are kept until then. With vfs, each layer has a
+// copy of all those below it.
+func spaceNeeded(sizes []uint64, vfs bool) (packed, need uint64) {
+	var tree, unpacked uint64
+	for _, size := range sizes {
+		packed += size
+		tree += uint64(float64(size) * unpackedFactor)
+		unpacked += tree
+	}
+	if !vfs {
+		unpacked = tree
+	}
+	return packed, packed + unpacked
 }

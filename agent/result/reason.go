@@ -160,7 +160,7 @@ var entries = []Entry{
 	},
 	{
 		ReasonStepOutOfMemory, ClassResource, ExitResource,
-		"The kernel killed a step because the memory limit was reached.",
+		"Memory ran out: a step, or the agent itself, came to the memory limit.",
 		"Raise the memory limit of the build pod, or make the step need less.",
 	},
 	{
