@@ -477,6 +477,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 	case strings.Contains(text, "mounting an overlay over build context directory"):
 		failed.Class, failed.Reason = result.ClassSandbox, result.ReasonUserNamespaceUnavailable
 		failed.Message = "this sandbox cannot build: " + text
+	case strings.Contains(text, "cannot depend on later stage"): // as of two with one name
+		failed.Class, failed.Reason = result.ClassInput, result.ReasonContainerfileInvalid
+		failed.Message = fmt.Sprintf("%s: %s", at, text)
 	case instruction == "FROM" && strings.Contains(text, "no such file or directory"):
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonBaseImageNotFound
 		failed.Message = at + ": there is no such file or directory"

@@ -1,10 +1,12 @@
 package images
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,7 +103,13 @@ func syntaxError(path string, line int, err error) *Error {
 // finds the images that it needs for the target. The error is an *Error with the
 // reason ContainerfileInvalid that names the line.
 func ParseContainerfile(path string, text []byte, args map[string]string, target, platform string, contexts map[string]*define.AdditionalBuildContext) (*Containerfile, error) {
+	if line, err := checkLength(text); err != nil {
+		return nil, syntaxError(path, line, err)
+	}
 	root, err := imagebuilder.ParseDockerfile(bytes.NewReader(text))
+	if errors.Is(err, bufio.ErrTooLong) {
+		err = errors.New("the line is longer than the parser takes")
+	}
 	if err != nil {
 		return nil, syntaxError(path, errorLine(text), err)
 	}
@@ -172,6 +180,24 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 	return file, nil
 }
 
+// longVariable is an ENV or ARG on one line with a single variable.
+var longVariable = regexp.MustCompile(`(?i)^\s*(?:ENV|ARG)\s+\w+=\S+\s*$`)
+
+// checkLength finds the line of a variable that is too long for any program, before the
+// parser, for which that takes minutes: its time grows with the square of the length.
+func checkLength(text []byte) (line int, err error) {
+	for n, l := range bytes.Split(text, []byte("\n")) {
+		if len(l) > maxArgument && longVariable.Match(l) {
+			return n + 1, tooLong(string(bytes.TrimSpace(l[:bytes.IndexByte(l, '=')])), len(l))
+		}
+	}
+	return 0, nil
+}
+
+func tooLong(what string, size int) error {
+	return fmt.Errorf("%s has %d bytes, but the kernel takes at most %d: put the value into a file", what, size, maxArgument)
+}
+
 // checkInstruction finds what the parser lets pass and the build refuses:
 // instructions that do not exist and arguments that are wrong whatever the
 // variables in them are.
@@ -186,6 +212,9 @@ func checkInstruction(node *parser.Node) error {
 		if size := commandSize(node); size > maxArgument {
 			return fmt.Errorf("the command has %d bytes, but the kernel takes at most %d: put it into a file of the build context", size, maxArgument)
 		}
+	}
+	if name, size := longestVariable(node); size > maxArgument {
+		return tooLong("the variable "+name, size)
 	}
 	if strings.Contains(node.Original, "$") {
 		return nil
@@ -202,6 +231,28 @@ func checkInstruction(node *parser.Node) error {
 // maxArgument is how long an argument of a program may be, in bytes (execve(2),
 // MAX_ARG_STRLEN, less the NUL behind it). A longer one makes buildah wait for ever.
 const maxArgument = 128<<10 - 1
+
+// longestVariable is the longest variable that an ENV or ARG sets, and its length as
+// programs get it.
+func longestVariable(node *parser.Node) (name string, size int) {
+	take := func(n, value string) {
+		if length := len(n) + len("=") + len(value); length > size {
+			name, size = n, length
+		}
+	}
+	switch strings.ToLower(node.Value) {
+	case command.Env:
+		for n := node.Next; n != nil && n.Next != nil; n = n.Next.Next {
+			take(n.Value, n.Next.Value)
+		}
+	case command.Arg:
+		for n := node.Next; n != nil; n = n.Next {
+			argument, value, _ := strings.Cut(n.Value, "=")
+			take(argument, value)
+		}
+	}
+	return name, size
+}
 
 // commandSize is the length of the longest argument of a RUN step.
 func commandSize(node *parser.Node) int {

@@ -178,6 +178,10 @@ func TestSyntaxErrors(t *testing.T) {
 		{"FROM an ARG without a value", "ARG X\nFROM $X\n", 2, "are empty"},
 		{"mount of a stage by a variable", "FROM r.example/a:1 AS a\nFROM r.example/a:1\nARG X=a\nRUN --mount=type=bind,from=$X,target=/x true\n", 4, "write from=a"},
 
+		{"a variable that no program can get", "FROM scratch\nENV B=" + strings.Repeat("x", 1<<20) + "\n", 2, "ENV B has"},
+		{"an argument that no program can get", "FROM scratch\n\narg A=" + strings.Repeat("x", 128<<10) + "\nRUN true\n", 3, "arg A has"},
+		{"a line that the parser does not take", "FROM scratch\nRUN true " + strings.Repeat("x", 2<<20) + "\n", 2, "longer than the parser takes"},
+
 		{"unterminated heredoc", "FROM r.example/a:1\nRUN true\nRUN <<EOF\na\nb\n", 3, "EOF"},
 		{"unterminated heredoc after one that ends", "FROM r.example/a:1\nRUN <<EOF\na\nEOF\nRUN <<EOF\nb\n", 5, "EOF"},
 		{"the second heredoc of an instruction", "FROM r.example/a:1\nCOPY <<A <<B /\na\nA\nb\n", 2, "B"},

@@ -252,3 +252,11 @@ func TestPreflightOfFiles(t *testing.T) {
 		t.Errorf("a good build is refused: %+v", o.result)
 	}
 }
+
+func TestTwoStagesOfOneName(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1 AS a", "FROM HOST/base/busy:1 AS a", "COPY --from=a /bin/sh /x")
+	o := l.build("--retry-on", "transient")
+	o.wantFailure(t, result.ReasonContainerfileInvalid, "stage \"a\"")
+	o.wantAttempts(t, result.Build, 1)
+}
