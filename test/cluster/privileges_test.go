@@ -41,6 +41,10 @@ func caps(drop []corev1.Capability, add ...corev1.Capability) *corev1.Capabiliti
 	return &corev1.Capabilities{Drop: drop, Add: add}
 }
 
+// singleID is what a step says that gives a file away in a user namespace with
+// one id.
+const singleID = "chown: /mine: Invalid argument"
+
 // TestPrivileges is the table of docs/privileges.md.
 func TestPrivileges(t *testing.T) {
 	no := new(bool)
@@ -50,7 +54,7 @@ func TestPrivileges(t *testing.T) {
 		security security
 		exit     result.ExitCode
 		// userns is the kind of user namespace of a build that succeeds, text what
-		// the message of another says.
+		// the message or the log of another says.
 		userns, text string
 	}{
 		{"privileged", security{SecurityContext: corev1.SecurityContext{Privileged: new(true)}}, result.ExitSucceeded, "none", ""},
@@ -65,11 +69,11 @@ func TestPrivileges(t *testing.T) {
 		{"userns-sysadmin", security{podUsers: true, SecurityContext: corev1.SecurityContext{SeccompProfile: runtimeDefault, Capabilities: caps(all, sysAdmin...)}}, result.ExitSucceeded, "pod", ""},
 		{"userns-defaults", security{podUsers: true, SecurityContext: corev1.SecurityContext{SeccompProfile: runtimeDefault}}, result.ExitSandbox, "", ""},
 		{"user-defaults", security{SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: runtimeDefault}}, result.ExitSandbox, "", ""},
-		{"user-unconfined", security{SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined}}, result.ExitFailed, "", "chown"},
-		{"user-setuid-helpers", security{image: setuidHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined}}, result.ExitSucceeded, "own", ""},
+		{"user-unconfined", security{SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined}}, result.ExitFailed, "", singleID},
+		{"user-setuid-helpers", security{image: setuidHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined}}, result.ExitFailed, "", singleID},
 		{"user-filecaps-helpers", security{image: filecapsHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined, Capabilities: caps(all, "SETUID", "SETGID")}}, result.ExitSucceeded, "own", ""},
 		{"user-filecaps-userns", security{podUsers: true, image: filecapsHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined, Capabilities: caps(all, "SETUID", "SETGID")}}, result.ExitSucceeded, "own", ""},
-		{"user-filecaps-no-escalation", security{image: filecapsHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined, AllowPrivilegeEscalation: no, Capabilities: caps(all, "SETUID", "SETGID")}}, result.ExitSandbox, "", "newuidmap"},
+		{"user-filecaps-no-escalation", security{image: filecapsHelpers, SecurityContext: corev1.SecurityContext{RunAsUser: new(int64(1000)), SeccompProfile: unconfined, AllowPrivilegeEscalation: no, Capabilities: caps(all, "SETUID", "SETGID")}}, result.ExitFailed, "", singleID},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLab(t)
@@ -86,9 +90,16 @@ func TestPrivileges(t *testing.T) {
 				if user := c.SecurityContext.RunAsUser; user != nil {
 					spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: user}
 					c.SecurityContext.RunAsGroup = user
-					// The libraries want a directory of the user's there.
+					// The libraries want a directory of the user's in /tmp, and the
+					// context must belong to somebody whom the user namespace knows: a
+					// volume is root's.
 					spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 					c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "tmp", MountPath: "/tmp"})
+					copier := c.DeepCopy()
+					copier.Name, copier.Image = "context", host+"/base/busy:1"
+					copier.Command, copier.Args = []string{"sh", "-c", "mkdir /tmp/context && cp /in/Containerfile /tmp/context"}, nil
+					spec.InitContainers = append(spec.InitContainers, *copier)
+					c.Args[len(c.Args)-1] = "/tmp/context"
 				}
 				c.Args = append(c.Args, "--max-retries=1")
 			}))
@@ -102,8 +113,8 @@ func TestPrivileges(t *testing.T) {
 			if int(end.ExitCode) != int(tt.exit) {
 				t.Fatalf("exit %d, want %d", end.ExitCode, tt.exit)
 			}
-			if !strings.Contains(r.Message, tt.text) {
-				t.Errorf("the message does not hold %q", tt.text)
+			if !strings.Contains(r.Message+l.log(p.Name), tt.text) {
+				t.Errorf("neither message nor log holds %q", tt.text)
 			}
 			if tt.exit != result.ExitSucceeded {
 				if condition.Type != batchv1.JobFailed {
