@@ -82,7 +82,12 @@ func isFull(err error) bool {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return true
 	}
-	text := err.Error() // the libraries do not always keep the error itself
+	return isFullText(err.Error()) // the libraries do not always keep the error itself
+}
+
+// isFullText tells whether a text, such as what a program wrote, says so.
+func isFullText(text string) bool {
+	text = strings.ToLower(text)
 	return strings.Contains(text, syscall.ENOSPC.Error()) || strings.Contains(text, syscall.EDQUOT.Error())
 }
 

@@ -52,7 +52,7 @@ func (e *Engine) warnOfSpace(name string, layers []manifest.LayerInfo) {
 		return
 	}
 	e.log.Warn(fmt.Sprintf("The base image %s may not fit into the store: its layers have %s, about %s with what is unpacked from them, and %s has %s left",
-		name, binarySize(packed), binarySize(need), space.Mount, binarySize(space.Free)))
+		name, size(packed), size(need), space.Mount, size(space.Free)))
 }
 
 // spaceNeeded is the size of packed layers, and what these take in a store together with
@@ -60,9 +60,9 @@ func (e *Engine) warnOfSpace(name string, layers []manifest.LayerInfo) {
 // copy of all those below it.
 func spaceNeeded(sizes []uint64, vfs bool) (packed, need uint64) {
 	var tree, unpacked uint64
-	for _, size := range sizes {
-		packed += size
-		tree += uint64(float64(size) * unpackedFactor)
+	for _, layer := range sizes {
+		packed += layer
+		tree += uint64(float64(layer) * unpackedFactor)
 		unpacked += tree
 	}
 	if !vfs {

@@ -60,9 +60,7 @@ func openLedger(root, tempParent string, log *slog.Logger) (*ledger, error) {
 		err = flock(l.users, syscall.LOCK_SH)
 	}
 	if err == nil {
-		for _, a := range l.abandoned() {
-			a.free(log)
-		}
+		freeAbandoned(root, log)
 		err = l.begin(tempParent)
 	}
 	if err != nil {
@@ -144,13 +142,26 @@ type abandoned struct {
 }
 
 // abandoned lists what builds left that were killed, or that could not remove it.
-func (l *ledger) abandoned() (all []abandoned) {
-	paths, err := filepath.Glob(filepath.Join(l.dir, tempPrefix+"*"))
+func (l *ledger) abandoned() []abandoned { return abandonedIn(l.dir) }
+
+// freeAbandoned gives free what builds left in the store at root that were killed, as
+// far as it needs no store, and tells whether there was anything.
+func freeAbandoned(root string, log *slog.Logger) (found bool) {
+	for _, a := range abandonedIn(filepath.Join(root, ledgerDir)) {
+		found = true
+		a.free(log)
+	}
+	return found
+}
+
+// abandonedIn reads the ledgers in a directory that are of builds which have ended.
+func abandonedIn(dir string) (all []abandoned) {
+	paths, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
 	if err != nil {
 		return nil
 	}
 	for _, path := range paths {
-		if filepath.Base(path) == l.name || strings.HasSuffix(path, unnamed) {
+		if strings.HasSuffix(path, unnamed) {
 			continue
 		}
 		if a, ok := readAbandoned(path); ok {

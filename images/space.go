@@ -9,10 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
@@ -33,7 +31,7 @@ func SpaceAt(path string) (Space, error) {
 	for path = absolute(path); ; path = filepath.Dir(path) {
 		s, err := statSpace(path)
 		if err == nil {
-			s.Mount = mountPoint(path)
+			s.Mount = filesystemOf(path).mountpoint
 			return s, nil
 		}
 		if path == filepath.Dir(path) {
@@ -48,26 +46,11 @@ func statSpace(path string) (Space, error) {
 	if err := unix.Statfs(path, &stat); err != nil {
 		return Space{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	size := uint64(stat.Frsize) //nolint:gosec // a block has a size
+	block := uint64(stat.Frsize) //nolint:gosec // the size of a block is positive
 	return Space{
-		Size: stat.Blocks * size, Used: (stat.Blocks - stat.Bfree) * size, Free: stat.Bavail * size,
+		Size: stat.Blocks * block, Used: (stat.Blocks - stat.Bfree) * block, Free: stat.Bavail * block,
 		Inodes: stat.Files, FreeInodes: stat.Ffree,
 	}, nil
-}
-
-// mountPoint is where the filesystem of the path is mounted.
-func mountPoint(path string) string {
-	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		path = resolved
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
-	best := "/"
-	for _, m := range mounts {
-		if err == nil && len(m.Mountpoint) > len(best) {
-			best = m.Mountpoint
-		}
-	}
-	return best
 }
 
 // A program that found no space has left less than what it wanted to write at once.
@@ -101,7 +84,7 @@ func (s Space) Tight() bool {
 
 // String says how full it is, in a clause that begins with the mount.
 func (s Space) String() string {
-	bytes := fmt.Sprintf("%s of %s used", binarySize(s.Used), binarySize(s.Size))
+	bytes := fmt.Sprintf("%s of %s used", size(s.Used), size(s.Size))
 	inodes := fmt.Sprintf("%d of %d inodes used", s.Inodes-s.FreeInodes, s.Inodes)
 	switch {
 	case s.Inodes == 0:
@@ -110,16 +93,6 @@ func (s Space) String() string {
 		return fmt.Sprintf("%s has %s, and %s", s.Mount, inodes, bytes)
 	}
 	return fmt.Sprintf("%s has %s, and %s", s.Mount, bytes, inodes)
-}
-
-func binarySize(n uint64) string {
-	switch {
-	case n >= 10<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n < 1<<20:
-		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
 // spaceInterval is how often the watch looks; a look takes some microseconds.
@@ -201,7 +174,7 @@ func (w *spaceWatch) explains(output string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range w.watched {
-		if f.atEnd || f.worst.Full() && noSpace(output) {
+		if f.atEnd || f.worst.Full() && isFullText(output) {
 			return true
 		}
 	}
@@ -305,11 +278,4 @@ func (e *Engine) withSpace(err *Error) *Error {
 		}
 	}
 	return err
-}
-
-// noSpace tells whether the text of an error, or what a program wrote, speaks of no
-// space or of a quota.
-func noSpace(text string) bool {
-	text = strings.ToLower(text)
-	return strings.Contains(text, syscall.ENOSPC.Error()) || strings.Contains(text, syscall.EDQUOT.Error())
 }

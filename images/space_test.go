@@ -17,15 +17,15 @@ func TestSpaceSaysHowFullItIs(t *testing.T) {
 		full, tight bool
 		text        string
 	}{
-		{Space{Mount: "/a", Size: 64 * mib, Used: 64 * mib}, true, true, "/a has 64.0 MiB of 64.0 MiB used"},
-		{Space{Mount: "/a", Size: 64 * mib, Used: 32 * mib, Free: 32 * mib}, false, false, "/a has 32.0 MiB of 64.0 MiB used"},
+		{Space{Mount: "/a", Size: 64 * mib, Used: 64 * mib}, true, true, "/a has 64 MiB of 64 MiB used"},
+		{Space{Mount: "/a", Size: 64 * mib, Used: 32 * mib, Free: 32 * mib}, false, false, "/a has 32 MiB of 64 MiB used"},
 		// What is reserved for root is neither used nor free.
-		{Space{Mount: "/a", Size: 100 * gib, Used: 90 * gib, Free: 5 * gib, Inodes: 1000, FreeInodes: 900}, false, true, "/a has 90.0 GiB of 100.0 GiB used, and 100 of 1000 inodes used"},
-		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 51}, false, false, "/a has 949 of 1000 inodes used, and 10.0 GiB of 100.0 GiB used"},
-		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 49}, false, true, "/a has 951 of 1000 inodes used, and 10.0 GiB of 100.0 GiB used"},
-		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 0}, true, true, "/a has 1000 of 1000 inodes used, and 10.0 GiB of 100.0 GiB used"},
+		{Space{Mount: "/a", Size: 100 * gib, Used: 90 * gib, Free: 5 * gib, Inodes: 1000, FreeInodes: 900}, false, true, "/a has 90 GiB of 100 GiB used, and 100 of 1000 inodes used"},
+		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 51}, false, false, "/a has 949 of 1000 inodes used, and 10 GiB of 100 GiB used"},
+		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 49}, false, true, "/a has 951 of 1000 inodes used, and 10 GiB of 100 GiB used"},
+		{Space{Mount: "/a", Size: 100 * gib, Used: 10 * gib, Free: 90 * gib, Inodes: 1000, FreeInodes: 0}, true, true, "/a has 1000 of 1000 inodes used, and 10 GiB of 100 GiB used"},
 		{Space{Mount: "/a", Size: 4 << 10, Used: 4 << 10, Inodes: 1000, FreeInodes: 10}, true, true, "/a has 4.0 KiB of 4.0 KiB used, and 990 of 1000 inodes used"},
-		{Space{Mount: "/unlimited"}, false, false, "/unlimited has 0.0 KiB of 0.0 KiB used"},
+		{Space{Mount: "/unlimited"}, false, false, "/unlimited has 0 B of 0 B used"},
 	} {
 		if s.space.Full() != s.full || s.space.Tight() != s.tight || s.space.String() != s.text {
 			t.Errorf("%+v: full %v, tight %v, %q; want %v, %v, %q", s.space, s.space.Full(), s.space.Tight(), s.space, s.full, s.tight, s.text)

@@ -32,7 +32,11 @@ func (e *Engine) lookAtRoot() (Finding, error) {
 		return Finding{}, err
 	}
 	root := e.options.GraphRoot
-	if err := tryWriting(root); err != nil {
+	err = tryWriting(root)
+	if err != nil && isFull(err) && freeAbandoned(root, e.log) {
+		err = tryWriting(root)
+	}
+	if err != nil {
 		return cannotWrite("the store", root, err), nil
 	}
 	if err := os.MkdirAll(e.options.RunRoot, 0o700); err != nil {
