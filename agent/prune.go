@@ -57,7 +57,7 @@ func (p *Pruning) Run(environ []string, streams Streams) result.ExitCode {
 	if os.Args[0] == prunerName {
 		err = p.prune(c, streams)
 	} else {
-		err = p.start(c)
+		err = p.start()
 	}
 	if err == nil {
 		return result.ExitSucceeded
@@ -70,7 +70,7 @@ func (p *Pruning) Run(environ []string, streams Streams) result.ExitCode {
 }
 
 // start runs the worker, which may do what this process may not.
-func (p *Pruning) start(c *console) error {
+func (p *Pruning) start() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	w, err := images.NewWorker(p.settings.SingleID, append([]string{prunerName}, os.Args[1:]...)...)

@@ -191,7 +191,9 @@ func CheckPlatform(platform string) error {
 	return nil
 }
 
-// Parse reads the Containerfile of the specification; see ParseContainerfile.
+// Parse reads the Containerfile of the specification; see ParseContainerfile. One that
+// has not changed since it was last read is not parsed again: the time that the parser
+// takes for a line grows with the square of its length.
 func (e *Engine) Parse(spec BuildSpec) (*Containerfile, error) {
 	text, err := os.ReadFile(spec.Containerfile)
 	if err != nil {
@@ -201,7 +203,20 @@ func (e *Engine) Parse(spec BuildSpec) (*Containerfile, error) {
 	if err != nil {
 		return nil, invalid("--build-context", err)
 	}
-	return ParseContainerfile(spec.Containerfile, text, spec.args(), spec.Target, e.config.Platform, contexts)
+	args := spec.args()
+	known := fmt.Sprintf("%q", []any{spec.Containerfile, text, args, spec.Target, spec.BuildContexts})
+	if e.parsed.known != known {
+		file, err := ParseContainerfile(spec.Containerfile, text, args, spec.Target, e.config.Platform, contexts)
+		e.parsed = parsed{known, file, err}
+	}
+	return e.parsed.file, e.parsed.err
+}
+
+// parsed is what became of a Containerfile, and what it depends on.
+type parsed struct {
+	known string
+	file  *Containerfile
+	err   error
 }
 
 // CheckFiles says, before anything is pulled, which file or secret a step needs that

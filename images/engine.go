@@ -85,6 +85,7 @@ type Engine struct {
 	withheld   bool   // a proxy with a password, from build arguments
 	policy     string // the path of the signature policy, empty for the built-in one
 	authCopies map[string]authCopy
+	parsed     parsed // the Containerfile as it was last read
 	caches     *caches
 }
 

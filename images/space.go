@@ -89,7 +89,7 @@ func (s Space) String() string {
 	switch {
 	case s.Inodes == 0:
 		return fmt.Sprintf("%s has %s", s.Mount, bytes)
-	case (s.Inodes-s.FreeInodes)*2 > s.Inodes && !(s.Size > 0 && s.Free < fullBytes):
+	case (s.Inodes-s.FreeInodes)*2 > s.Inodes && (s.Size == 0 || s.Free >= fullBytes):
 		return fmt.Sprintf("%s has %s, and %s", s.Mount, inodes, bytes)
 	}
 	return fmt.Sprintf("%s has %s, and %s", s.Mount, bytes, inodes)

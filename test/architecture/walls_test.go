@@ -32,6 +32,7 @@ var walls = []wall{
 	{room: "agent", allowed: []string{
 		module + "/agent/result", module + "/images", module + "/retry",
 		"github.com/spf13/pflag", "golang.org/x/sys/unix", "golang.org/x/term",
+		"github.com/klauspost/compress/zstd", // a MachineConfig may come in it
 	}},
 	{room: "cmd/agent", allowed: []string{
 		module + "/agent", module + "/agent/result", module + "/images",
