@@ -152,9 +152,11 @@ func (e *Engine) Close() {
 		e.tmp = ""
 	}
 	if e.store != nil {
-		e.ledger.freeReserve()
-		left = !e.deleteContainers(e.ledger.name) || left // buildah may have had no space to
-		left = e.tidy() || left
+		if e.ledger != nil { // without it, as where the doctor looks on, nothing was done
+			e.ledger.freeReserve()
+			left = !e.deleteContainers(e.ledger.name) || left // buildah may have had no space to
+			left = e.tidy() || left
+		}
 		if _, err := e.store.Shutdown(false); err != nil {
 			e.log.Debug("Releasing the store", "error", err)
 		}

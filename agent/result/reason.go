@@ -221,7 +221,7 @@ var entries = []Entry{
 	{
 		ReasonNoSpace, ClassResource, ExitResource,
 		"A filesystem ran full.",
-		"Give the volume that the message names more space, or remove images that are not used.",
+		"Give the volume that the message names more space or inodes, or remove images that are not used, with `agent prune --all`; docs/store.md says what a build needs.",
 	},
 	{
 		ReasonSettingsInvalid, ClassSandbox, ExitSettings,
