@@ -70,6 +70,7 @@ func (e *Engine) Prune(ctx context.Context, options PruneOptions) (*Pruned, erro
 		}
 	}
 	for _, a := range e.ledger.abandoned() {
+		e.killed = true
 		pruned.Layers += e.deleteLayers(a.layers)
 	}
 	e.built = true // what earlier builds left is not kept for a next attempt

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/unshare"
 )
 
 // sweep removes what builds left that were killed: their working containers, which
@@ -42,12 +44,19 @@ func (e *Engine) tidy() (left bool) {
 	if !e.built || !e.ledger.alone() {
 		return left
 	}
-	e.deleteLayers(made)
+	ids := made
 	for _, a := range e.ledger.abandoned() {
 		if e.clear(a) { // it may have been killed since this build began
-			e.deleteLayers(a.layers)
-			_ = os.Remove(a.path)
+			ids = append(ids, a.layers...)
+			defer os.Remove(a.path) //nolint:errcheck // what is left of it is found again
 		}
+	}
+	if e.killed {
+		ids = append(ids, e.bareLayers()...)
+		e.forgetMounts()
+	}
+	for e.deleteLayers(ids) > 0 { // one may be the parent of one that came before it
+		continue
 	}
 	e.ledger.removeUnnamed()
 	if e.killed {
@@ -56,6 +65,48 @@ func (e *Engine) tidy() (left bool) {
 		}
 	}
 	return false
+}
+
+// bareLayers lists the layers of working containers that are of no container: their
+// build was killed while it made one. Other programs have none such, since a store
+// is locked from when the layer is made until the container is there. Layers of images
+// have digests.
+func (e *Engine) bareLayers() (ids []string) {
+	layers, err := e.store.Layers()
+	if err != nil {
+		return nil
+	}
+	for _, l := range layers {
+		if l.UncompressedDigest == "" && l.CompressedDigest == "" && l.TOCDigest == "" {
+			ids = append(ids, l.ID)
+		}
+	}
+	return e.orphans(ids)
+}
+
+// forgetMounts corrects the count of mounts of layers that were mounted where builds
+// worked that were killed, and went with these. Layers of containers are left alone;
+// so is every one where others have mounts that cannot be seen from here.
+func (e *Engine) forgetMounts() {
+	layers, err := e.store.Layers()
+	if err != nil || unshare.IsRootless() {
+		return
+	}
+	containers, err := e.store.Containers()
+	if err != nil {
+		return
+	}
+	for _, l := range layers {
+		if l.MountCount == 0 || slices.ContainsFunc(containers, func(c storage.Container) bool { return c.LayerID == l.ID }) {
+			continue
+		}
+		if mounted, err := mountinfo.Mounted(l.MountPoint); err == nil && mounted {
+			continue
+		}
+		if _, err := e.store.Unmount(l.ID, true); err != nil {
+			e.log.Debug("The count of mounts of a layer is wrong", "layer", l.ID, "error", err)
+		}
+	}
 }
 
 // orphans lists those of the layers that are there and that no image and no container

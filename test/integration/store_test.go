@@ -85,6 +85,14 @@ func (l *lab) checkStore() {
 	if left, _ := filepath.Glob(filepath.Join(l.store, "strata/strata-*")); len(left) != 0 {
 		l.t.Errorf("ledgers are left: %v", left)
 	}
+	var mounts []struct{ ID string }
+	data, err := os.ReadFile(filepath.Join(l.store, "run/overlay-layers/mountpoints.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &mounts)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) || len(mounts) != 0 {
+		l.t.Errorf("layers count as mounted: %v (%v)", mounts, err)
+	}
 	for line := range strings.Lines(readText(l.t, "/proc/self/mountinfo")) {
 		if strings.Contains(line, l.store+"/") {
 			l.t.Errorf("a mount is left: %s", line)
