@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images"
 )
 
 // Explain is what `agent explain REASON` prints.
@@ -103,12 +104,26 @@ error and of the instruction, the middle of the message.
 | `+"`startedAt`, `finishedAt`"+` | RFC 3339, UTC |
 | `+"`agent`"+` | version of the agent |
 
+## Doctor
+
+`+"`agent doctor --json`"+` prints one JSON object, and exits 0 or 3.
+
+| field | meaning |
+|---|---|
+| `+"`schema`"+` | `+"`%s`"+` |
+| `+"`wouldBuild`"+` | whether a build would work here |
+| `+"`reason`"+` | that of the build that fails |
+| `+"`exitCode`"+` | the exit code |
+| `+"`checks`"+` | each check in its order: `+"`check`, `severity` (`%s`, `%s`, `%s`, `%s`), `found`, `hint` (the line to change), `reason`"+` |
+| `+"`agent`"+` | version of the agent |
+
 ## Exit codes
 
 | code | meaning | a Job should |
 |---|---|---|
 `, podContract(), result.MaxBytes, result.TerminationLog, result.Schema, result.Succeeded, result.Failed, result.Interrupted,
-		result.Prepare, result.Pull, result.Build, result.Push, result.Verify)
+		result.Prepare, result.Pull, result.Build, result.Push, result.Verify,
+		DoctorSchema, images.SeverityOK, images.SeverityWarning, images.SeverityFailure, images.SeverityUnknown)
 	for _, c := range result.ExitCodes() {
 		fmt.Fprintf(&b, "| %d | %s | %s |\n", c.Code, c.Meaning, c.Job)
 	}

@@ -170,6 +170,9 @@ func priorDriver(root string) (prior string) {
 // filesystem. The library does the same in the store itself, and there leaves behind
 // what makes it believe that the store has overlays.
 func carriesOverlay(root string) bool {
+	if priorDriver(root) == driverOverlay && !madeByProgram(root) {
+		return true // it has before; the library tries again when it opens the store
+	}
 	dir, err := os.MkdirTemp(root, ".strata-trial-")
 	if err != nil {
 		return false

@@ -50,7 +50,7 @@ func (l *lab) diagnosis() diagnosis {
 // TestDoctorSaysWhatTheBuildSays compares what the doctor finds with what becomes of
 // a build in the same place.
 func TestDoctorSaysWhatTheBuildSays(t *testing.T) {
-	_, uid := user(t, "700000:65536")
+	_, uid := user(t, "700000-765535")
 	for _, c := range []struct {
 		name   string
 		wrap   func(*lab) []string

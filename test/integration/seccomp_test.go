@@ -18,7 +18,7 @@ func (l *lab) forbidden() {
 }
 
 func TestStepsGetASeccompProfile(t *testing.T) {
-	_, uid := user(t, "700000:65536")
+	_, uid := user(t, "700000-765535")
 	for _, as := range []string{"root", "user"} {
 		t.Run(as, func(t *testing.T) {
 			l := newLab(t).withBusy()

@@ -39,42 +39,18 @@ func command(t *testing.T, argv ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// user makes a user of the machine, with the lines for /etc/subuid and /etc/subgid
-// that a range gives it, none for an empty one, and returns its name and id.
+// user makes a user of the machine, with a range of ids in /etc/subuid and /etc/subgid,
+// FIRST-LAST or empty for none, and returns its name and id.
 func user(t *testing.T, subids string) (name, uid string) {
 	t.Helper()
 	install(t, "passwd", "uidmap")
 	name = "strata-" + itoa(os.Getpid())
-	command(t, "useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
-	t.Cleanup(func() { command(t, "userdel", name) })
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		edit(t, file, func(lines []string) []string {
-			var kept []string
-			for _, line := range lines { // useradd may have added one
-				if !strings.HasPrefix(line, name+":") {
-					kept = append(kept, line)
-				}
-			}
-			if subids != "" {
-				kept = append(kept, name+":"+subids)
-			}
-			return kept
-		})
+	command(t, "useradd", "-K", "SUB_UID_COUNT=0", "-K", "SUB_GID_COUNT=0", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
+	t.Cleanup(func() { command(t, "userdel", name) }) // with its ranges
+	if subids != "" {
+		command(t, "usermod", "--add-subuids", subids, "--add-subgids", subids, name)
 	}
 	return name, command(t, "id", "-u", name)
-}
-
-// edit changes the lines of a file of the machine.
-func edit(t *testing.T, path string, change func([]string) []string) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	lines := change(strings.Split(strings.TrimSuffix(string(data), "\n"), "\n"))
-	if err := os.WriteFile(path, []byte(strings.TrimPrefix(strings.Join(lines, "\n")+"\n", "\n")), 0o644); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // hand gives everything of the lab to a user, and returns the command that runs

@@ -51,17 +51,15 @@ func newMachine() (*machine, error) {
 		return nil, err
 	}
 	u := &machine{name: "strata-podman-" + strconv.Itoa(os.Getpid())}
-	if _, err := command("useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", u.name); err != nil {
+	if _, err := command("useradd", "-K", "SUB_UID_COUNT=0", "-K", "SUB_GID_COUNT=0", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", u.name); err != nil {
 		return nil, err
 	}
 	if u.uid, err = command("id", "-u", u.name); err != nil {
 		return u, err
 	}
-	// useradd gives a range of its own choice, or none: one that nobody has is far up.
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		if err := edit(file, func(lines []string) []string { return append(without(lines, u.name), u.name+":1000000000:100000") }); err != nil {
-			return u, err
-		}
+	const ids = "1000000000-1000099999" // which nobody else has
+	if _, err := command("usermod", "--add-subuids", ids, "--add-subgids", ids, u.name); err != nil {
+		return u, err
 	}
 	if u.home, err = os.MkdirTemp("", "strata-podman-"); err != nil {
 		return u, err
@@ -113,11 +111,6 @@ func (u *machine) remove() {
 	}
 	if out, err := command("userdel", u.name); err != nil {
 		fmt.Fprintln(os.Stderr, "the user is left behind:", err, out)
-	}
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		if err := edit(file, func(lines []string) []string { return without(lines, u.name) }); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
 	}
 }
 
@@ -174,31 +167,4 @@ func command(argv ...string) (string, error) {
 		err = fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 	}
 	return strings.TrimSpace(string(out)), err
-}
-
-// edit changes the lines of a file of the machine.
-func edit(path string, change func([]string) []string) error {
-	data, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	var lines []string
-	for line := range strings.Lines(string(data)) {
-		lines = append(lines, strings.TrimSuffix(line, "\n"))
-	}
-	text := ""
-	for _, line := range change(lines) {
-		text += line + "\n"
-	}
-	return os.WriteFile(path, []byte(text), 0o644)
-}
-
-// without returns the lines but those of a user.
-func without(lines []string, user string) (kept []string) {
-	for _, line := range lines {
-		if !strings.HasPrefix(line, user+":") {
-			kept = append(kept, line)
-		}
-	}
-	return kept
 }
