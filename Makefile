@@ -84,7 +84,8 @@ cluster: deps build kube ## Build the test cluster's programs: bin/kube and bin/
 	@CGO_ENABLED=0 nice go build -ldflags '-s -w' -o bin/cluster/registry ./test/cluster/registry
 	@CGO_ENABLED=0 go build -ldflags '-s -w' -o dist/pause/pause ./test/cluster/pause
 	@rm -f bin/cluster/pause.tar
-	@bin/agent build --log-level warn --result dist/pause.json --containerfile test/cluster/pause/Containerfile --storage-root dist/store --output docker-archive:bin/cluster/pause.tar:localhost/pause:1 dist/pause
+	@bin/agent build --result dist/pause.json --containerfile test/cluster/pause/Containerfile --storage-root dist/store \
+	  --output docker-archive:bin/cluster/pause.tar:localhost/pause:1 dist/pause >dist/pause.log 2>&1 || { cat dist/pause.log >&2; exit 1; }
 
 .PHONY: cluster-up
 cluster-up: cluster ## Start a Kubernetes node with a registry in namespaces of its own (as root).
@@ -96,12 +97,12 @@ cluster-down: ## End it; nothing stays.
 
 .PHONY: e2e
 e2e: cluster image ## The product on a real cluster, which is started for it unless one is up (as root).
-	@test/cluster/cluster running || { test/cluster/cluster up && ours=yes; }; \
+	@test/cluster/cluster running || { ours=yes; test/cluster/cluster up; }; \
 	go test -count=1 -timeout 40m ./test/cluster/... && status=0 || status=$$?; \
 	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
 
 .PHONY: test
-test: deps build kube lint check-docs test-unit test-integration test-podman ## Everything that CI runs.
+test: deps build kube lint check-docs test-unit test-integration test-podman ## All tests but those on a cluster.
 
 .PHONY: test-unit
 test-unit: kube ## Tests of single packages (some as root).
