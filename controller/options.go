@@ -1,0 +1,149 @@
+package controller
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
+)
+
+// Options is everything that the controller is told, by flags.
+type Options struct {
+	// Namespace is where builds run and where secrets are looked for.
+	Namespace string
+	// AgentImage is the image of the agent, the one of this program.
+	AgentImage string
+	// BuildServiceAccount is the ServiceAccount of build pods. It needs no rights.
+	BuildServiceAccount string
+	// DefaultPullSecret is used where a MachineOSConfig names none.
+	DefaultPullSecret string
+	// Architecture is that of the nodes, in Go's spelling: it selects the
+	// Containerfile and the nodes that build.
+	Architecture string
+	// Privilege is how much build pods may.
+	Privilege Privilege
+	// MaxRetries is how often the agent tries each operation.
+	MaxRetries int
+	// BuildPod has settings of build pods, which a MachineOSConfig may override.
+	BuildPod BuildPod
+}
+
+// DefaultOptions are those of flags that are not given. The names are those that
+// the Machine Config Operator uses.
+func DefaultOptions() Options {
+	return Options{
+		Namespace:           "openshift-machine-config-operator",
+		BuildServiceAccount: "strata-build",
+		DefaultPullSecret:   "global-pull-secret-copy",
+		Architecture:        runtime.GOARCH,
+		Privilege:           PrivilegeUserNamespace,
+		MaxRetries:          3,
+	}
+}
+
+// Validate reports what cannot be used.
+func (o *Options) Validate() error {
+	if o.AgentImage == "" {
+		return fmt.Errorf("--agent-image is not set: name the image of the agent, with its registry")
+	}
+	if _, ok := securityOf[o.Privilege]; !ok {
+		return fmt.Errorf("--build-privilege is %q: use one of %s", o.Privilege, strings.Join(privileges(), ", "))
+	}
+	if o.MaxRetries < 1 {
+		return fmt.Errorf("--max-retries is %d: use 1 or more", o.MaxRetries)
+	}
+	return o.BuildPod.validate()
+}
+
+// BuildPod are the settings of build pods that no field of a MachineOSConfig is
+// for. They are given as YAML or JSON, for all builds with --build-pod and for one
+// config in its annotation strata.build/build-pod, which wins field by field.
+type BuildPod struct {
+	NodeSelector map[string]string           `json:"nodeSelector,omitempty"`
+	Tolerations  []corev1.Toleration         `json:"tolerations,omitempty"`
+	Resources    corev1.ResourceRequirements `json:"resources,omitempty"`
+	// PriorityClassName is that of the pod.
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+	// DeadlineSeconds bounds the Job with all its pods. The default is four hours.
+	DeadlineSeconds *int64 `json:"deadlineSeconds,omitempty"`
+	// Labels and Annotations are added to the pod.
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Storage limits the volume that holds the store.
+	Storage *resource.Quantity `json:"storage,omitempty"`
+	// Agent has further settings of the agent by the names of its flags, for
+	// example cache-to.
+	Agent map[string]string `json:"agent,omitempty"`
+}
+
+// defaultDeadline is generous: a build of an operating system takes minutes, and
+// a registry that is slow some hours at most.
+const defaultDeadline = int64(4 * 60 * 60)
+
+// reserved are settings of the agent that the controller makes itself.
+var reserved = []string{"tag", "push", "build-id", "storage-root", "result", "result-max", "containerfile", "max-retries", "pull-authfile", "push-authfile", "authfile"}
+
+// ParseBuildPod reads settings strictly: a field that is unknown is an error.
+func ParseBuildPod(text string) (b BuildPod, err error) {
+	if err := yaml.UnmarshalStrict([]byte(text), &b); err != nil {
+		return b, err
+	}
+	return b, b.validate()
+}
+
+func (b *BuildPod) validate() error {
+	if b.DeadlineSeconds != nil && *b.DeadlineSeconds < 1 {
+		return fmt.Errorf("deadlineSeconds is %d: use 1 or more", *b.DeadlineSeconds)
+	}
+	for name := range b.Labels {
+		if strings.HasPrefix(name, prefix) || strings.HasPrefix(name, "strata.build/") {
+			return fmt.Errorf("labels: %s is set by the controller", name)
+		}
+	}
+	for name := range b.Agent {
+		for _, r := range reserved {
+			if name == r {
+				return fmt.Errorf("agent: %s is set by the controller", name)
+			}
+		}
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+			return fmt.Errorf("agent: %q is not the name of a flag of `agent build`, without dashes in front", name)
+		}
+	}
+	return nil
+}
+
+// over puts the settings of b over those of base, field by field.
+func (b BuildPod) over(base BuildPod) BuildPod {
+	if b.NodeSelector == nil {
+		b.NodeSelector = base.NodeSelector
+	}
+	if b.Tolerations == nil {
+		b.Tolerations = base.Tolerations
+	}
+	if b.Resources.Requests == nil && b.Resources.Limits == nil && b.Resources.Claims == nil {
+		b.Resources = base.Resources
+	}
+	if b.PriorityClassName == "" {
+		b.PriorityClassName = base.PriorityClassName
+	}
+	if b.DeadlineSeconds == nil {
+		b.DeadlineSeconds = base.DeadlineSeconds
+	}
+	if b.Labels == nil {
+		b.Labels = base.Labels
+	}
+	if b.Annotations == nil {
+		b.Annotations = base.Annotations
+	}
+	if b.Storage == nil {
+		b.Storage = base.Storage
+	}
+	if b.Agent == nil {
+		b.Agent = base.Agent
+	}
+	return b
+}
