@@ -63,7 +63,7 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 	}
 	if len(s.RelatedObjects) == 0 && v.state != preparing {
 		for _, name := range related {
-			s.RelatedObjects = append(s.RelatedObjects, mcfgv1.ObjectReference{Group: "", Resource: "configmaps", Namespace: namespace, Name: name})
+			s.RelatedObjects = append(s.RelatedObjects, mcfgv1.ObjectReference{Group: coreGroup, Resource: "configmaps", Namespace: namespace, Name: name})
 		}
 	}
 	if v.state.terminal() && s.BuildStart != nil {
@@ -76,6 +76,9 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 	}
 	return s
 }
+
+// coreGroup stands for the core group, whose name is empty: the API takes no empty one.
+const coreGroup = "core"
 
 // buildEnd is when a build ended, in the whole seconds that the API stores, and at
 // least one of these after its start, since the API wants it to be later.
