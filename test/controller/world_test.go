@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -93,6 +94,11 @@ type world struct {
 	name string
 	// drive lets a controller work; nil where one runs by itself.
 	drive *controller.Reconciler
+	// old is the build that was there when something began, pod its pod.
+	old types.UID
+	pod *corev1.Pod
+	// wasRequested is set when a test has asked for a rebuild.
+	wasRequested bool
 }
 
 var worlds atomic.Int64
@@ -171,7 +177,7 @@ func (w *world) config() *mcfgv1.MachineOSConfig {
 func (w *world) builds() (found []mcfgv1.MachineOSBuild) {
 	w.Helper()
 	var list mcfgv1.MachineOSBuildList
-	w.must(admin.List(w.ctx(), &list))
+	w.must(admin.List(w.ctx(), &list, client.MatchingLabels{group + "machine-os-config": w.name}))
 	for _, b := range list.Items {
 		if b.Spec.MachineOSConfig.Name == w.name {
 			found = append(found, b)
@@ -188,6 +194,59 @@ func (w *world) build() *mcfgv1.MachineOSBuild {
 		w.Fatalf("%d builds, want 1", len(all))
 	}
 	return &all[0]
+}
+
+// only is the only build, or nil when there are none or several.
+func (w *world) only() *mcfgv1.MachineOSBuild {
+	w.Helper()
+	if all := w.builds(); len(all) == 1 {
+		return &all[0]
+	}
+	return nil
+}
+
+// requested tells whether a request to rebuild is on the config.
+func (w *world) requested() bool {
+	w.Helper()
+	_, there := w.config().Annotations[force]
+	return there
+}
+
+// render gives the pool another MachineConfig.
+func (w *world) render(n int) {
+	w.Helper()
+	w.createMachineConfig(w.rendered(n))
+	w.point(w.rendered(n))
+}
+
+// point lets the pool name a MachineConfig.
+func (w *world) point(machineConfig string) {
+	w.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"configuration":{"name":%q}}}`, machineConfig)
+	w.must(admin.Patch(w.ctx(), &mcfgv1.MachineConfigPool{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, client.RawPatch(types.MergePatchType, patch)))
+}
+
+// nothingOf tells whether no object of a build is left.
+func (w *world) nothingOf(build types.UID) bool {
+	w.Helper()
+	for _, list := range []client.ObjectList{&batchv1.JobList{}, &corev1.PodList{}, &corev1.ConfigMapList{}, &corev1.SecretList{}} {
+		w.must(admin.List(w.ctx(), list, client.InNamespace(namespace), client.MatchingLabels{"strata.build/build-uid": string(build)}))
+		if meta.LenList(list) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// leave deletes what is left of a world, so that later tests list less.
+func (w *world) leave() {
+	w.Helper()
+	ctx := w.ctx()
+	_ = admin.Delete(ctx, &mcfgv1.MachineOSConfig{ObjectMeta: metav1.ObjectMeta{Name: w.name}})
+	for _, b := range w.builds() {
+		_ = admin.Delete(ctx, &b)
+	}
+	_ = admin.Delete(ctx, &mcfgv1.MachineConfigPool{ObjectMeta: metav1.ObjectMeta{Name: w.name}})
 }
 
 func (w *world) list(list client.ObjectList) {
@@ -292,6 +351,7 @@ func options() controller.Options {
 // annotate sets an annotation of the config, or removes it.
 func (w *world) annotate(key string, value *string) {
 	w.Helper()
+	w.wasRequested = w.wasRequested || key == force
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: value}}})
 	w.must(err)
 	w.must(admin.Patch(w.ctx(), &mcfgv1.MachineOSConfig{ObjectMeta: metav1.ObjectMeta{Name: w.name}}, client.RawPatch("application/merge-patch+json", patch)))
