@@ -20,27 +20,44 @@ import (
 	"github.com/strata-build/strata/agent/result"
 )
 
-// caller counts the calls of a process and ends it at one of these: no call of it
-// succeeds after that.
+// fault is what happens at the k-th call that changes something. The reconciler
+// keeps nothing in memory, so a read that fails leaves what the change before it
+// left, and is not another case.
+type fault struct {
+	// at is the call, from 1; 0 for none.
+	at int
+	// arrives tells whether the call takes effect, though its answer is lost.
+	arrives bool
+	// goesOn tells whether the process lives on and its next calls succeed.
+	goesOn bool
+}
+
+func (f fault) String() string {
+	return fmt.Sprintf("call %d, arrives: %v, process goes on: %v", f.at, f.arrives, f.goesOn)
+}
+
+// caller counts the changes that a process makes, and injects a fault.
 type caller struct {
 	http.RoundTripper
-	at int // the call at which the process ends, from 1; 0 for never
-	// arrives tells whether that call still takes effect, without an answer.
-	arrives bool
+	fault
 
 	sync.Mutex
-	calls   int
+	changes int
 	created map[string]int // by resource
 }
 
 var errStopped = errors.New("the process has stopped")
 
 func (c *caller) RoundTrip(request *http.Request) (*http.Response, error) {
+	changes := request.Method != http.MethodGet && !strings.Contains(request.URL.Path, "/leases") && !strings.HasSuffix(request.URL.Path, "/events")
 	c.Lock()
-	c.calls++
-	n := c.calls
+	if changes {
+		c.changes++
+	}
+	now := c.at > 0 && changes && c.changes == c.at
+	dead := c.at > 0 && !c.goesOn && c.changes >= c.at && !now
 	c.Unlock()
-	if c.at > 0 && (n > c.at || (n == c.at && !c.arrives)) {
+	if dead || (now && !c.arrives) {
 		return nil, errStopped
 	}
 	response, err := c.RoundTripper.RoundTrip(request)
@@ -50,7 +67,7 @@ func (c *caller) RoundTrip(request *http.Request) (*http.Response, error) {
 		c.created[parts[len(parts)-1]]++
 		c.Unlock()
 	}
-	if c.at > 0 && n == c.at && err == nil {
+	if now && err == nil {
 		_ = response.Body.Close()
 		return nil, errStopped
 	}
@@ -60,13 +77,13 @@ func (c *caller) RoundTrip(request *http.Request) (*http.Response, error) {
 func (c *caller) stopped() bool {
 	c.Lock()
 	defer c.Unlock()
-	return c.at > 0 && c.calls >= c.at
+	return c.at > 0 && !c.goesOn && c.changes >= c.at
 }
 
 // process is a controller whose calls go through a caller.
-func process(t testing.TB, at int, arrives bool) (*caller, *rest.Config) {
+func process(t testing.TB, f fault) (*caller, *rest.Config) {
 	t.Helper()
-	c := &caller{at: at, arrives: arrives, created: map[string]int{}}
+	c := &caller{fault: f, created: map[string]int{}}
 	config := rest.CopyConfig(server.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		c.RoundTripper = next
@@ -169,20 +186,24 @@ func flows() []flow {
 	}
 }
 
-// TestStopsAtEveryCall stops the controller at its k-th call, for every k, in every
-// flow, before the call arrives and after, and lets a new one go on.
-func TestStopsAtEveryCall(t *testing.T) {
+// TestFaultsAtEveryCall stops the controller at its k-th change, for every k, in
+// every flow, before the call arrives and after, and lets a new one go on; and lets
+// the answer alone be lost.
+func TestFaultsAtEveryCall(t *testing.T) {
 	t.Parallel()
 	for _, f := range flows() {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			calls := f.run(t, 0, false)
-			t.Logf("%d calls", calls)
-			for k := 1; k <= calls; k++ {
-				for _, arrives := range []bool{false, true} {
-					f.run(t, k, arrives)
+			changes := f.run(t, fault{})
+			t.Logf("%d changes", changes)
+			if changes < 2 {
+				t.Fatal("that cannot be all of the flow")
+			}
+			for k := 1; k <= changes; k++ {
+				for _, at := range []fault{{at: k}, {at: k, arrives: true}, {at: k, arrives: true, goesOn: true}} {
+					f.run(t, at)
 					if t.Failed() {
-						t.Fatalf("stopped at call %d of about %d (it arrived: %v)", k, calls, arrives)
+						t.Fatalf("of %d: %v", changes, at)
 					}
 				}
 			}
@@ -190,9 +211,9 @@ func TestStopsAtEveryCall(t *testing.T) {
 	}
 }
 
-// run plays a flow in a world of its own, with a stop at call k, and returns how
-// many calls there were.
-func (f *flow) run(t *testing.T, k int, arrives bool) int {
+// run plays a flow in a world of its own, with a fault, and returns how many
+// changes there were.
+func (f *flow) run(t *testing.T, at fault) int {
 	t.Helper()
 	w := newWorld(t)
 	w.drive = newReconciler(t, server.Config)
@@ -202,19 +223,20 @@ func (f *flow) run(t *testing.T, k int, arrives bool) int {
 	}
 	f.act(w)
 
-	first, config := process(t, k, arrives)
+	first, config := process(t, at)
 	w.drive = newReconciler(t, config)
 	for start := time.Now(); !f.done(w) && !first.stopped(); {
 		_, err := w.drive.Reconcile(w.ctx(), ctrl.Request{NamespacedName: client.ObjectKey{Name: w.name}})
 		w.must(unless(err, errStopped))
 		w.clearedOnlyWhenItRuns()
+		<-time.After(20 * time.Millisecond)
 		if time.Since(start) > time.Minute {
 			t.Fatalf("%s does not end:\n%s", f.name, w.dump())
 		}
 	}
-	calls := first.calls
+	changes := first.changes
 
-	second, config := process(t, 0, false)
+	second, config := process(t, fault{})
 	w.drive = newReconciler(t, config)
 	w.until(f.name+" ends", func() bool { w.clearedOnlyWhenItRuns(); return f.done(w) })
 	w.settle()
@@ -235,7 +257,7 @@ func (f *flow) run(t *testing.T, k int, arrives bool) int {
 		t.Log(w.dump())
 	}
 	w.leave()
-	return calls
+	return changes
 }
 
 // settle lets the controller work until it writes nothing more.

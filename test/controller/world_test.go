@@ -297,7 +297,7 @@ func (w *world) until(what string, holds func() bool) {
 		if time.Now().After(deadline) {
 			w.Fatalf("not within a minute: %s (last error: %v)\n%s", what, last, w.dump())
 		}
-		<-time.After(20 * time.Millisecond)
+		<-time.After(40 * time.Millisecond)
 	}
 }
 
