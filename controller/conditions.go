@@ -193,7 +193,7 @@ func newBuild(config *mcfgv1.MachineOSConfig, name, machineConfig string, accept
 				labelPool:          labelValue(config.Spec.MachineConfigPool.Name),
 				labelConfig:        labelValue(config.Name),
 			},
-			Annotations:     map[string]string{labelConfig: config.Name},
+			Annotations:     map[string]string{labelConfig: config.Name, annotationConfigUID: string(config.UID)},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(config, mcfgv1.GroupVersion.WithKind("MachineOSConfig"))},
 		},
 		Spec: mcfgv1.MachineOSBuildSpec{

@@ -38,11 +38,12 @@ type plan struct {
 func decide(s *snapshot) (p plan) {
 	// What is of no build that exists goes, and so does a build of no config that exists.
 	p.remove = s.orphans()
-	var mine []*mcfgv1.MachineOSBuild
+	var mine, others []*mcfgv1.MachineOSBuild
 	for i := range s.builds {
 		if b := &s.builds[i]; s.owned(b) {
 			mine = append(mine, b)
 		} else {
+			others = append(others, b)
 			p.remove = append(p.remove, s.takeDown(b)...)
 		}
 	}
@@ -89,6 +90,11 @@ func decide(s *snapshot) (p plan) {
 			p.remove = append(p.remove, s.objectsOf(b)...)
 		default:
 			p.remove = append(p.remove, s.objectsOf(b)...)
+		}
+	}
+	for _, b := range others {
+		if b.Name == name {
+			p.reason = reasonRemoving
 		}
 	}
 	if p.reason != "" {

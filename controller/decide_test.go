@@ -54,7 +54,10 @@ func hasBuild(name string, uid types.UID, ended mcfgv1.BuildProgress, changes ..
 func deleted(b *mcfgv1.MachineOSBuild) { b.DeletionTimestamp, b.Finalizers = &metav1.Time{Time: testTime}, []string{"example/held"} }
 
 func ownedBy(uid types.UID) func(*mcfgv1.MachineOSBuild) {
-	return func(b *mcfgv1.MachineOSBuild) { b.OwnerReferences[0].UID = uid }
+	return func(b *mcfgv1.MachineOSBuild) {
+		b.OwnerReferences[0].UID = uid
+		delete(b.Annotations, annotationConfigUID)
+	}
 }
 
 func serving(id string) func(*mcfgv1.MachineOSBuild) {
@@ -202,7 +205,11 @@ func TestDecide(t *testing.T) {
 		{"config gone", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b"), func(s *snapshot) { s.config = nil }), "remove Job build-now"},
 		{"config gone, objects too", testSnapshot(hasBuild(now1, "b", ""), func(s *snapshot) { s.config = nil }), "remove MachineOSBuild now"},
 		{"config being deleted", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b"), func(s *snapshot) { s.config.DeletionTimestamp = &metav1.Time{} }), "remove Job build-now"},
-		{"build of an earlier config of this name", testSnapshot(hasBuild(now1, "b", "", ownedBy("earlier")), hasJob(now1, "b")), "remove Job build-now; create now for ; wait Preparing"},
+		{"build of an earlier config of this name", testSnapshot(hasBuild(now1, "b", "", ownedBy("earlier")), hasJob(now1, "b")), "remove Job build-now; wait OlderBuildRemoving"},
+		{"the same, kept when the config was deleted", testSnapshot(hasBuild(now1, "b", "", func(b *mcfgv1.MachineOSBuild) {
+			b.OwnerReferences, b.Annotations[annotationConfigUID] = nil, "earlier"
+		})), "remove MachineOSBuild now; wait OlderBuildRemoving"},
+		{"the same, of other inputs", testSnapshot(hasBuild(now0, "a", "", ownedBy("earlier"))), "remove MachineOSBuild before; create now for ; wait Preparing"},
 		{"objects of a build that is gone", testSnapshot(hasJob(now1, "gone"), hasConfigMap("m", "gone"), hasBuild(now1, "b", "")), "remove Job build-now; remove ConfigMap m; current; verdict OlderBuildStopping"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

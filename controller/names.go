@@ -28,6 +28,9 @@ const (
 const (
 	// labelBuildUID tells builds of the same name apart.
 	labelBuildUID = "strata.build/build-uid"
+	// annotationConfigUID is on a build: the config that it was made for. The owner
+	// says the same, until somebody deletes a config and keeps what it owned.
+	annotationConfigUID = "strata.build/config-uid"
 	// annotationRebuild is on a MachineOSConfig while a request to rebuild is
 	// served (an acceptance), and with the acceptance's id on the build that serves it.
 	annotationRebuild = "strata.build/rebuild"
@@ -133,6 +136,9 @@ func belongsTo(o client.Object, build *mcfgv1.MachineOSBuild) bool {
 
 // ownerUID is the UID of the MachineOSConfig that a build was made for.
 func ownerUID(build *mcfgv1.MachineOSBuild) types.UID {
+	if uid := build.Annotations[annotationConfigUID]; uid != "" {
+		return types.UID(uid)
+	}
 	if owner := metav1.GetControllerOf(build); owner != nil {
 		return owner.UID
 	}

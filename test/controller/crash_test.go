@@ -110,11 +110,10 @@ type flow struct {
 func flows() []flow {
 	running := func(w *world) bool {
 		b := w.only()
-		return b != nil && is(b, mcfgv1.MachineOSBuildPrepared) && len(w.jobs()) == 1
+		return b != nil && b.UID != w.old && is(b, mcfgv1.MachineOSBuildPrepared) && len(w.jobs()) == 1 && w.named(b)
 	}
 	rebuilt := func(w *world) bool {
-		b := w.only()
-		return running(w) && b.UID != w.old && !w.requested() && w.config().Annotations["strata.build/rebuild"] == ""
+		return running(w) && !w.requested() && w.config().Annotations["strata.build/rebuild"] == ""
 	}
 	ended := func(t mcfgv1.BuildProgress) func(*world) bool {
 		return func(w *world) bool {
@@ -164,7 +163,7 @@ func flows() []flow {
 				w.must(admin.Delete(w.ctx(), w.config()))
 				w.createConfig()
 			},
-			done: func(w *world) bool { return running(w) && w.only().UID != w.old }, builds: 1, jobs: 1,
+			done: running, builds: 1, jobs: 1,
 		},
 		{
 			name: "other inputs", before: func(w *world) { w.building() },
@@ -179,7 +178,7 @@ func flows() []flow {
 						n++
 					}
 				}
-				return n == 2 && len(w.jobs()) == 1 && w.nothingOf(w.old)
+				return n == 2 && w.named(nil) && len(w.jobs()) == 1 && w.nothingOf(w.old)
 			},
 			builds: 1, jobs: 1,
 		},
@@ -329,6 +328,20 @@ func (w *world) consistent() {
 			w.Errorf("%T %s is an orphan", o, o.GetName())
 		}
 	}
+}
+
+// named tells whether the config names the build as its own, or, of several, the
+// active one.
+func (w *world) named(b *mcfgv1.MachineOSBuild) bool {
+	w.Helper()
+	for _, other := range w.builds() {
+		if b == nil && other.UID != w.old {
+			b = &other
+		}
+	}
+	config := w.config()
+	ref := config.Status.MachineOSBuild
+	return b != nil && ref != nil && ref.Name == b.Name && config.Annotations[group+"current-machine-os-build"] == b.Name
 }
 
 // statusIsTrue checks the status of an active build against what is there.
