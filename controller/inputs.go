@@ -57,6 +57,15 @@ func (r *Reconciler) gather(ctx context.Context, config *mcfgv1.MachineOSConfig,
 	in := &inputs{build: build, config: config, machineConfig: &mcfgv1.MachineConfig{}}
 	pool := config.Spec.MachineConfigPool.Name
 
+	// A cache that is behind may have a build that is gone: no pod is to run for that.
+	var now mcfgv1.MachineOSBuild
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(build), &now); err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	if now.UID != build.UID || now.DeletionTimestamp != nil || ended(&now) != "" {
+		return nil, apierrors.NewConflict(mcfgv1.Resource("machineosbuilds"), build.Name, errors.New("it is gone, or has ended"))
+	}
+
 	in.pod = r.BuildPod
 	if text, ok := config.Annotations[annotationBuildPod]; ok {
 		own, err := ParseBuildPod(text)
