@@ -23,8 +23,9 @@ CLUSTER_PACKAGES := iproute2 openssl
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
-# Pages of docs/ that `agent docs` prints.
-PAGES := contract troubleshooting
+# Pages of docs/ that `agent docs` and `controller docs` print.
+PAGES            := contract troubleshooting
+CONTROLLER_PAGES := conditions
 
 .DEFAULT_GOAL := build
 
@@ -42,11 +43,20 @@ if [ -n "$$missing" ]; then apt-get update -q && DEBIAN_FRONTEND=noninteractive 
 endef
 
 .PHONY: build
-build: ## Build bin/agent, static.
+build: bin/agent bin/controller ## Build bin/agent and bin/controller, static.
+
+.PHONY: bin/agent
+bin/agent:
 	@mkdir -p bin
 	@echo "go build -o bin/agent ./cmd/agent"
 	@go build -ldflags '$(LDFLAGS) -X github.com/strata-build/strata/agent.version=$(VERSION)' -o bin/agent ./cmd/agent 2>bin/build.log || { cat bin/build.log >&2; exit 1; }
 	@rm -f bin/build.log # a warning that dlopen, which nothing here calls, needs a shared glibc
+
+.PHONY: bin/controller
+bin/controller:
+	@mkdir -p bin
+	@echo "go build -o bin/controller ./cmd/controller"
+	@CGO_ENABLED=0 go build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/controller ./cmd/controller
 
 .PHONY: demo
 demo: deps build ## Build an example of several stages, offline, into dist/demo; print its result.
@@ -58,7 +68,7 @@ demo: deps build ## Build an example of several stages, offline, into dist/demo;
 .PHONY: image
 image: deps build ## Build the image of the product with the product: dist/strata.tar (an OCI archive).
 	@rm -rf dist/image dist/strata.tar && mkdir -p dist/image
-	@cp bin/agent /etc/ssl/certs/ca-certificates.crt dist/image/
+	@cp bin/agent bin/controller /etc/ssl/certs/ca-certificates.crt dist/image/
 	bin/agent build --containerfile Containerfile --storage-root dist/store --output oci-archive:dist/strata.tar:localhost/strata:$(VERSION) --result dist/image.json dist/image
 	@ls -l --block-size=K dist/strata.tar | awk '{print "dist/strata.tar:", $$5}'
 
@@ -102,11 +112,11 @@ e2e: cluster image ## The product on a real cluster, which is started for it unl
 	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
 
 .PHONY: test
-test: deps build kube lint check-docs test-unit test-integration test-podman ## All tests but those on a cluster.
+test: deps build kube lint check-docs test-unit test-controller test-integration test-podman ## All tests but those on a cluster.
 
 .PHONY: test-unit
 test-unit: kube ## Tests of single packages (some as root).
-	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./test/architecture/... ./test/apiserver/...
+	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./controller/... ./test/architecture/... ./test/apiserver/...
 	go test -race -timeout $(TIMEOUT) $(RACE)
 
 # A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
@@ -122,6 +132,10 @@ debian: deps bin/debian.tar ## Make the root filesystem that tests with packages
 .PHONY: test-integration
 test-integration: debian peer ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) ./test/integration/...
+
+.PHONY: test-controller
+test-controller: kube ## The controller against a real API server.
+	CGO_ENABLED=0 go test -timeout $(TIMEOUT) ./test/controller/...
 
 .PHONY: test-podman
 test-podman: image ## The image of the product in rootless podman (as root, who makes the user).
@@ -144,10 +158,12 @@ lint: ## go vet and golangci-lint.
 .PHONY: docs
 docs: build ## Generate the pages of docs/ that come from the code.
 	@for page in $(PAGES); do bin/agent docs $$page > docs/$$page.md; done
+	@for page in $(CONTROLLER_PAGES); do bin/controller docs $$page > docs/$$page.md; done
 
 .PHONY: check-docs
 check-docs: build ## Fail when such a page is not what the code says.
 	@for page in $(PAGES); do bin/agent docs $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is stale: run make docs" >&2; exit 1; }; done
+	@for page in $(CONTROLLER_PAGES); do bin/controller docs $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is stale: run make docs" >&2; exit 1; }; done
 
 .PHONY: clean
 clean: cluster-down ## Remove what was built.

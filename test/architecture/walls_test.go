@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path"
 	"slices"
@@ -38,10 +39,18 @@ var walls = []wall{
 		module + "/agent", module + "/agent/result", module + "/images",
 		"github.com/spf13/cobra", "github.com/spf13/pflag",
 	}},
+	{room: "controller", allowed: append([]string{module + "/agent/result", "github.com/go-logr/logr", "github.com/prometheus/client_golang/..."}, kubernetes...)},
+	{room: "cmd/controller", allowed: append([]string{
+		module + "/controller/...", "github.com/go-logr/logr", "github.com/spf13/cobra", "github.com/spf13/pflag",
+	}, kubernetes...)},
 	// Distribution logs through logrus, and its noise is turned off there.
 	{room: "test/registry", allowed: []string{"github.com/sirupsen/logrus", "..."}},
 	{room: "test", allowed: []string{module + "/agent/result", module + "/test/...", "..."}},
+	{room: "test/controller", allowed: []string{module + "/controller/...", module + "/agent/result", module + "/test/...", "..."}},
 }
+
+// kubernetes lists the modules that are the business of the controller and of tests.
+var kubernetes = []string{"k8s.io/...", "sigs.k8s.io/...", "github.com/openshift/api/..."}
 
 // foreign lists the modules that are the business of images alone.
 var foreign = []string{
@@ -86,6 +95,7 @@ func violations(p pkg) (found []string) {
 			case strings.HasPrefix(imported, p.ImportPath), standard(imported):
 			case !matches(imported, allowed),
 				w.room != "images" && matches(imported, foreign) && !slices.Contains(allowed, imported),
+				w.room == "images" && matches(imported, kubernetes),
 				strings.HasPrefix(imported, module) && slices.Contains(allowed, "...") && !matches(imported, without(allowed, "...")):
 				found = append(found, p.ImportPath+" imports "+imported)
 			}
@@ -94,6 +104,33 @@ func violations(p pkg) (found []string) {
 	check(p.Imports, w.allowed)
 	check(slices.Concat(p.TestImports, p.XTestImports), slices.Concat(w.allowed, w.tests, []string{module + "/" + folder}))
 	return found
+}
+
+// TestProgramsStayApart looks at everything that is linked: the agent has nothing of
+// Kubernetes, and the controller nothing of images and no cgo.
+func TestProgramsStayApart(t *testing.T) {
+	for program, never := range map[string][]string{
+		"cmd/agent":      {"k8s.io/client-go/...", "k8s.io/api/...", "k8s.io/apimachinery/...", "sigs.k8s.io/controller-runtime/...", "github.com/openshift/api/..."},
+		"cmd/controller": append([]string{module + "/images/...", module + "/agent", module + "/retry", "runtime/cgo"}, foreign...),
+	} {
+		list := exec.Command("go", "list", "-deps", module+"/"+program)
+		if program == "cmd/controller" {
+			list.Env = append(os.Environ(), "CGO_ENABLED=0")
+		}
+		out, err := list.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		imports := strings.Fields(string(out))
+		if len(imports) < 50 {
+			t.Fatalf("%s has only %d packages", program, len(imports))
+		}
+		for _, imported := range imports {
+			if matches(imported, never) {
+				t.Errorf("%s has %s in it", program, imported)
+			}
+		}
+	}
 }
 
 func wallOf(folder string) *wall {
@@ -166,6 +203,18 @@ func TestWallsHold(t *testing.T) {
 		{"test/integration", "go.podman.io/image/v5/copy", false},
 		{"test/integration", module + "/images", false},
 		{"test/integration", "github.com/google/go-containerregistry/pkg/v1", true},
+		{"controller", module + "/agent/result", true},
+		{"controller", "k8s.io/api/core/v1", true},
+		{"controller/render", "sigs.k8s.io/yaml", true},
+		{"controller", module + "/images", false},
+		{"controller", module + "/agent", false},
+		{"controller", "go.podman.io/image/v5/docker/reference", false},
+		{"cmd/controller", module + "/controller/manifests", true},
+		{"agent", "k8s.io/api/core/v1", false},
+		{"agent", module + "/controller", false},
+		{"images", "k8s.io/apimachinery/pkg/api/resource", false},
+		{"test/controller", module + "/controller", true},
+		{"test/integration", module + "/controller", false},
 		{"agent/util", "os", false},
 		{"elsewhere", "os", false},
 	} {

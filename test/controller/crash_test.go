@@ -38,7 +38,6 @@ func (f fault) String() string {
 
 // caller counts the changes that a process makes, and injects a fault.
 type caller struct {
-	http.RoundTripper
 	fault
 
 	sync.Mutex
@@ -48,7 +47,13 @@ type caller struct {
 
 var errStopped = errors.New("the process has stopped")
 
-func (c *caller) RoundTrip(request *http.Request) (*http.Response, error) {
+// through is a connection of the process; it has several.
+type through struct {
+	http.RoundTripper
+	*caller
+}
+
+func (c through) RoundTrip(request *http.Request) (*http.Response, error) {
 	changes := request.Method != http.MethodGet && !strings.Contains(request.URL.Path, "/leases") && !strings.HasSuffix(request.URL.Path, "/events")
 	c.Lock()
 	if changes {
@@ -80,15 +85,18 @@ func (c *caller) stopped() bool {
 	return c.at > 0 && !c.goesOn && c.changes >= c.at
 }
 
-// process is a controller whose calls go through a caller.
+// process is what a controller that is stopped connects with.
 func process(t testing.TB, f fault) (*caller, *rest.Config) {
 	t.Helper()
+	return processAs(t, server.Config, f)
+}
+
+// processAs does so as somebody else than the administrator.
+func processAs(t testing.TB, as *rest.Config, f fault) (*caller, *rest.Config) {
+	t.Helper()
 	c := &caller{fault: f, created: map[string]int{}}
-	config := rest.CopyConfig(server.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		c.RoundTripper = next
-		return c
-	})
+	config := rest.CopyConfig(as)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return through{next, c} })
 	return c, config
 }
 
@@ -154,13 +162,15 @@ func flows() []flow {
 		{name: "rebuild while it runs", before: func(w *world) { w.building() }, act: ask, done: rebuilt, builds: 1, jobs: 1},
 		{
 			name: "delete", before: func(w *world) { w.building() },
-			act:  func(w *world) { w.must(admin.Delete(w.ctx(), w.config())) },
+			// Nothing is left to the garbage collector of Kubernetes.
+			act:  func(w *world) { w.must(admin.Delete(w.ctx(), w.config(), client.PropagationPolicy(metav1.DeletePropagationOrphan))) },
 			done: func(w *world) bool { return len(w.builds()) == 0 && w.nothingLeft() },
 		},
 		{
 			name: "delete and make again", before: func(w *world) { w.building() },
 			act: func(w *world) {
-				w.must(admin.Delete(w.ctx(), w.config()))
+				w.must(admin.Delete(w.ctx(), w.config(), client.PropagationPolicy(metav1.DeletePropagationOrphan)))
+				w.until("the config is gone", func() bool { return w.isGone(&mcfgv1.MachineOSConfig{ObjectMeta: metav1.ObjectMeta{Name: w.name}}) })
 				w.createConfig()
 			},
 			done: running, builds: 1, jobs: 1,

@@ -5,13 +5,17 @@ import (
 	"os"
 
 	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// ctrlLogger says only what is wrong, unless STRATA_TEST_LOG asks for more.
-func ctrlLogger() logr.Logger {
-	level := slog.LevelError + 4
+// quiet lets controllers say nothing: that they are stopped in the middle of things
+// is what these tests are about. STRATA_TEST_LOG lets them say everything.
+func quiet() {
+	logger := logr.Discard()
 	if os.Getenv("STRATA_TEST_LOG") != "" {
-		level = slog.LevelDebug
+		logger = logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	return logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	ctrl.SetLogger(logger)
+	klog.SetLogger(logger)
 }

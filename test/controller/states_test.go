@@ -8,7 +8,6 @@ import (
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -205,9 +204,7 @@ func TestConfigMadeAgain(t *testing.T) {
 	old.Finalizers = append(old.Finalizers, "example.com/held")
 	w.must(admin.Update(w.ctx(), old))
 	w.must(admin.Delete(w.ctx(), w.config(), client.PropagationPolicy(metav1.DeletePropagationOrphan)))
-	w.until("the config is gone", func() bool {
-		return apierrors.IsNotFound(admin.Get(w.ctx(), client.ObjectKey{Name: w.name}, &mcfgv1.MachineOSConfig{}))
-	})
+	w.until("the config is gone", func() bool { return w.isGone(&mcfgv1.MachineOSConfig{ObjectMeta: metav1.ObjectMeta{Name: w.name}}) })
 	w.createConfig(func(c *mcfgv1.MachineOSConfig) {
 		c.Annotations = map[string]string{"strata.build/rebuild": `{"id":"1","config":"another","requests":{}}`}
 	})

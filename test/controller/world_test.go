@@ -47,7 +47,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	ctrl.SetLogger(ctrlLogger())
+	quiet()
 	os.Exit(apiserver.Main(m, &server, apiserver.Options{Controllers: true}))
 }
 
