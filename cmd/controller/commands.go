@@ -94,8 +94,7 @@ func (run *running) start(cmd *cobra.Command, options controller.Options) error 
 	if err != nil {
 		return fmt.Errorf("no cluster is known, neither by --kubeconfig nor by KUBECONFIG nor from inside of a pod: %w", err)
 	}
-	// The API server has fairness of its own; these only keep a fault from hurting.
-	rest.QPS, rest.Burst = 50, 100
+	rest.QPS = -1 // the API server has priorities and fairness of its own
 	rest.UserAgent = "strata-controller/" + version
 	scheme, err := controller.NewScheme()
 	if err != nil {

@@ -39,7 +39,7 @@ var walls = []wall{
 		module + "/agent", module + "/agent/result", module + "/images",
 		"github.com/spf13/cobra", "github.com/spf13/pflag",
 	}},
-	{room: "controller", allowed: append([]string{module + "/agent/result", "github.com/go-logr/logr", "github.com/prometheus/client_golang/..."}, kubernetes...)},
+	{room: "controller", allowed: append([]string{module + "/controller/...", module + "/agent/result", "github.com/go-logr/logr", "github.com/prometheus/client_golang/..."}, kubernetes...)},
 	{room: "cmd/controller", allowed: append([]string{
 		module + "/controller/...", "github.com/go-logr/logr", "github.com/spf13/cobra", "github.com/spf13/pflag",
 	}, kubernetes...)},
