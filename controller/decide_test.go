@@ -51,7 +51,9 @@ func hasBuild(name string, uid types.UID, ended mcfgv1.BuildProgress, changes ..
 	}
 }
 
-func deleted(b *mcfgv1.MachineOSBuild) { b.DeletionTimestamp, b.Finalizers = &metav1.Time{Time: testTime}, []string{"example/held"} }
+func deleted(b *mcfgv1.MachineOSBuild) {
+	b.DeletionTimestamp, b.Finalizers = &metav1.Time{Time: testTime}, []string{"example/held"}
+}
 
 func ownedBy(uid types.UID) func(*mcfgv1.MachineOSBuild) {
 	return func(b *mcfgv1.MachineOSBuild) {
@@ -164,7 +166,9 @@ func TestDecide(t *testing.T) {
 		{"failed, objects kept", testSnapshot(hasBuild(now1, "b", mcfgv1.MachineOSBuildFailed), hasJob(now1, "b"), hasConfigMap("m", "b")), "current"},
 		{"the Job is being deleted by somebody", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b", func(j *batchv1.Job) { j.DeletionTimestamp = &metav1.Time{} })), "current; verdict OlderBuildStopping"},
 		{
-			"completed, and the pod with the result is gone", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b", func(j *batchv1.Job) { j.Status.Conditions = testJob(jobEnded(batchv1.JobComplete, "", "")).Status.Conditions })),
+			"completed, and the pod with the result is gone", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b", func(j *batchv1.Job) {
+				j.Status.Conditions = testJob(jobEnded(batchv1.JobComplete, "", "")).Status.Conditions
+			})),
 			"remove Job build-now; current; verdict ResultLost",
 		},
 

@@ -2,7 +2,9 @@ package controller
 
 import (
 	"fmt"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -86,6 +88,9 @@ const defaultDeadline = int64(4 * 60 * 60)
 // reserved are settings of the agent that the controller makes itself.
 var reserved = []string{"tag", "push", "build-id", "storage-root", "result", "result-max", "containerfile", "max-retries", "pull-authfile", "push-authfile", "authfile"}
 
+// flagName is what the agent's flags look like.
+var flagName = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+
 // ParseBuildPod reads settings strictly: a field that is unknown is an error.
 func ParseBuildPod(text string) (b BuildPod, err error) {
 	if err := yaml.UnmarshalStrict([]byte(text), &b); err != nil {
@@ -104,12 +109,10 @@ func (b *BuildPod) validate() error {
 		}
 	}
 	for name := range b.Agent {
-		for _, r := range reserved {
-			if name == r {
-				return fmt.Errorf("agent: %s is set by the controller", name)
-			}
+		if slices.Contains(reserved, name) {
+			return fmt.Errorf("agent: %s is set by the controller", name)
 		}
-		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+		if !flagName.MatchString(name) {
 			return fmt.Errorf("agent: %q is not the name of a flag of `agent build`, without dashes in front", name)
 		}
 	}

@@ -93,27 +93,37 @@ func TestJudge(t *testing.T) {
 		{"no pod yet", testJob(), nil, pending, reasonPodPending, []string{"build-x has no pod yet"}},
 		{"pod is being started", testJob(), []corev1.Pod{testPod(0, corev1.PodPending)}, pending, reasonPodPending, []string{"build-x-a is being started on node node1"}},
 		{
-			"unschedulable", testJob(), []corev1.Pod{testPod(0, corev1.PodPending, with(corev1.PodScheduled, corev1.ConditionFalse, "Unschedulable", "0/3 nodes are available"))},
-			pending, reasonUnschedulable, []string{"0/3 nodes are available", "build-x-a"},
+			"unschedulable", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodPending, with(corev1.PodScheduled, corev1.ConditionFalse, "Unschedulable", "0/3 nodes are available"))},
+			pending, reasonUnschedulable,
+			[]string{"0/3 nodes are available", "build-x-a"},
 		},
 		{
-			"image cannot be pulled", testJob(), []corev1.Pod{testPod(0, corev1.PodPending, waitingFor("ImagePullBackOff", "Back-off pulling image"))},
-			pending, reasonImagePull, []string{"registry.example/agent", "Back-off pulling image", "ImagePullBackOff"},
+			"image cannot be pulled", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodPending, waitingFor("ImagePullBackOff", "Back-off pulling image"))},
+			pending, reasonImagePull,
+			[]string{"registry.example/agent", "Back-off pulling image", "ImagePullBackOff"},
 		},
 		{
-			"secret without the key", testJob(), []corev1.Pod{testPod(0, corev1.PodPending, waitingFor("CreateContainerConfigError", "references non-existent secret key"))},
-			pending, reasonPodInvalid, []string{"references non-existent secret key", "CreateContainerConfigError"},
+			"secret without the key", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodPending, waitingFor("CreateContainerConfigError", "references non-existent secret key"))},
+			pending, reasonPodInvalid,
+			[]string{"references non-existent secret key", "CreateContainerConfigError"},
 		},
 		{"container is created", testJob(), []corev1.Pod{testPod(0, corev1.PodPending, waitingFor("ContainerCreating", ""))}, pending, reasonPodPending, nil},
 		{"pod works", testJob(), []corev1.Pod{testPod(0, corev1.PodRunning)}, building, reasonBuilding, []string{"build-x-a builds on node node1"}},
 		{"the newest pod counts", testJob(), []corev1.Pod{testPod(1, corev1.PodRunning), testPod(0, corev1.PodFailed, evicted)}, building, reasonBuilding, []string{"build-x-b"}},
 		{
-			"evicted, another may follow", testJob(), []corev1.Pod{testPod(0, corev1.PodFailed, evicted)},
-			pending, reasonPodEvicted, []string{"low on resource: ephemeral-storage", "Another pod may follow"},
+			"evicted, another may follow", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, evicted)},
+			pending, reasonPodEvicted,
+			[]string{"low on resource: ephemeral-storage", "Another pod may follow"},
 		},
 		{
-			"drained, another may follow", testJob(), []corev1.Pod{testPod(0, corev1.PodFailed, with(corev1.DisruptionTarget, corev1.ConditionTrue, "EvictionByEvictionAPI", "Eviction API: evicting"))},
-			pending, reasonPodDisrupted, []string{"EvictionByEvictionAPI", "evicting"},
+			"drained, another may follow", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, with(corev1.DisruptionTarget, corev1.ConditionTrue, "EvictionByEvictionAPI", "Eviction API: evicting"))},
+			pending, reasonPodDisrupted,
+			[]string{"EvictionByEvictionAPI", "evicting"},
 		},
 		{"succeeded before the Job says so", testJob(), []corev1.Pod{testPod(0, corev1.PodSucceeded, withResult(result.ReasonSucceeded))}, succeeded, "Succeeded", []string{testDigest, "build-x-a"}},
 		{"succeeded after an eviction", testJob(complete), []corev1.Pod{testPod(0, corev1.PodFailed, evicted), testPod(1, corev1.PodSucceeded, withResult(result.ReasonSucceeded))}, succeeded, "Succeeded", []string{"build-x-b"}},
@@ -121,7 +131,8 @@ func TestJudge(t *testing.T) {
 		{"completed by another image", testJob(complete), []corev1.Pod{testPod(0, corev1.PodSucceeded, exited(0, "Completed", "hello"))}, failed, reasonResultMissing, nil},
 		{"completed, and its pod is gone", testJob(complete), nil, pending, reasonResultLost, nil},
 		{
-			"step failed in the user's part", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) {
+			"step failed in the user's part", testJob(policy),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) {
 				r.Step = &result.Step{Stage: "final", Number: 3, Of: 7, Line: 22, Instruction: "RUN make"}
 				r.Attempts = []result.Attempt{{N: 1}, {N: 2}, {N: 3}}
 			}))},
@@ -129,18 +140,22 @@ func TestJudge(t *testing.T) {
 			[]string{"phase Build", "step 3/7 of stage final", "line 22", "line 3 of the MachineOSConfig's part", "RUN make", "after 3 attempts", "build-x-a", "what went wrong."},
 		},
 		{
-			"step failed in the part that is rendered", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) {
+			"step failed in the part that is rendered", testJob(policy),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) {
 				r.Step = &result.Step{Stage: "configs", Number: 3, Of: 7, Line: 19, Instruction: "RUN x"}
 			}))},
-			failed, "StepFailed", []string{"(line 19 of the Containerfile: RUN x)"},
+			failed, "StepFailed",
+			[]string{"(line 19 of the Containerfile: RUN x)"},
 		},
 		{"a result without a message", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonPushDenied, func(r *result.Result) { r.Message = "" }))}, failed, "PushDenied", []string{result.ReasonPushDenied.Entry().Sentence}},
 		{"evicted for good", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, evicted)}, failed, reasonPodEvicted, []string{"low on resource: ephemeral-storage"}},
 		{
-			"killed for memory", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, exited(137, "OOMKilled", ""), func(p *corev1.Pod) {
+			"killed for memory", testJob(backoff),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, exited(137, "OOMKilled", ""), func(p *corev1.Pod) {
 				p.Spec.Containers = []corev1.Container{{Name: containerName, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}}}
 			})},
-			failed, reasonOutOfMemory, []string{"OOMKilled", "exit code 137", "1Gi"},
+			failed, reasonOutOfMemory,
+			[]string{"OOMKilled", "exit code 137", "1Gi"},
 		},
 		{"the end of a log instead of a result", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, exited(2, "Error", strings.Repeat("x", 5000)+"\npanic: at the disco"))}, failed, reasonPodFailed, []string{"exit code 2", "panic: at the disco"}},
 		{"failed and no pod left", testJob(backoff), nil, failed, reasonPodFailed, []string{"BackoffLimitExceeded", "backoff limit"}},
@@ -148,7 +163,8 @@ func TestJudge(t *testing.T) {
 		{
 			"deadline while unschedulable", testJob(jobEnded(batchv1.JobFailed, batchv1.JobReasonDeadlineExceeded, "")),
 			[]corev1.Pod{testPod(0, corev1.PodPending, with(corev1.PodScheduled, corev1.ConditionFalse, "Unschedulable", "no node"))},
-			failed, "DeadlineExceeded", []string{"1h0m0s", "no node"},
+			failed, "DeadlineExceeded",
+			[]string{"1h0m0s", "no node"},
 		},
 		{"interrupted again and again", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonInterrupted))}, failed, "Interrupted", []string{"was interrupted in phase Build"}},
 	} {

@@ -46,7 +46,8 @@ func TestContainerfile(t *testing.T) {
 		},
 		{
 			"realtime kernel with an extension", base(func(c *Containerfile) { c.KernelType, c.Extensions = "realtime", []string{"usbguard"} }),
-			[]string{"rpm-ostree override remove kernel kernel-core kernel-modules kernel-modules-core kernel-modules-extra --install kernel-rt-core ", "--install usbguard &&"}, nil,
+			[]string{"rpm-ostree override remove kernel kernel-core kernel-modules kernel-modules-core kernel-modules-extra --install kernel-rt-core ", "--install usbguard &&"},
+			nil,
 		},
 		{"64k pages", base(func(c *Containerfile) { c.KernelType, c.Architecture = "64k-pages", "arm64" }), []string{"--install kernel-64k-core"}, nil},
 		{"default kernel", base(func(c *Containerfile) { c.KernelType = "default" }), nil, []string{"rpm-ostree"}},

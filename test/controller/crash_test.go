@@ -163,7 +163,9 @@ func flows() []flow {
 		{
 			name: "delete", before: func(w *world) { w.building() },
 			// Nothing is left to the garbage collector of Kubernetes.
-			act:  func(w *world) { w.must(admin.Delete(w.ctx(), w.config(), client.PropagationPolicy(metav1.DeletePropagationOrphan))) },
+			act: func(w *world) {
+				w.must(admin.Delete(w.ctx(), w.config(), client.PropagationPolicy(metav1.DeletePropagationOrphan)))
+			},
 			done: func(w *world) bool { return len(w.builds()) == 0 && w.nothingLeft() },
 		},
 		{
