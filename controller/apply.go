@@ -44,10 +44,14 @@ func (r *Reconciler) apply(ctx context.Context, s *snapshot, p plan) (waits bool
 		r.requested(config, found)
 	}
 	if p.create != nil {
-		if err := r.Client.Create(ctx, p.create); err != nil {
+		switch err := r.Client.Create(ctx, p.create); {
+		case err == nil:
+			r.Metrics.created(config)
+		case refused(err):
+			p.reason, p.message = reasonRefused, fmt.Sprintf("The API server refuses MachineOSBuild %s: %v.", p.create.Name, err)
+		default:
 			return false, err
 		}
-		r.Metrics.created(config)
 	}
 
 	current := p.current
@@ -131,10 +135,15 @@ func (r *Reconciler) ensure(ctx context.Context, o client.Object, build *mcfgv1.
 			return apierrors.NewConflict(corev1.Resource(kind), o.GetName(), errors.New("one of an older build is not gone yet"))
 		}
 		return nil
-	case apierrors.IsInvalid(err), apierrors.IsForbidden(err), apierrors.IsRequestEntityTooLargeError(err), apierrors.IsBadRequest(err):
+	case refused(err):
 		return problemf(reasonRefused, "The API server refuses %s %s: %v.", kind, o.GetName(), err)
 	}
 	return err
+}
+
+// refused tells whether the API server does not take an object as it is.
+func refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsBadRequest(err)
 }
 
 // remove deletes an object that is not deleted yet, and none that has taken its name.

@@ -167,7 +167,7 @@ func podFailurePolicy() *batchv1.PodFailurePolicy {
 		codes := &batchv1.PodFailurePolicyOnExitCodesRequirement{ContainerName: ptr.To(containerName), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn}
 		for _, c := range result.ExitCodes() {
 			if word, _, _ := strings.Cut(c.Job, ";"); word == job {
-				codes.Values = append(codes.Values, int32(c.Code))
+				codes.Values = append(codes.Values, int32(c.Code)) //nolint:gosec // an exit code has eight bits
 			}
 		}
 		return batchv1.PodFailurePolicyRule{Action: action, OnExitCodes: codes}

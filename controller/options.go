@@ -36,7 +36,7 @@ type Options struct {
 // DefaultOptions are those of flags that are not given. The names are those that
 // the Machine Config Operator uses.
 func DefaultOptions() Options {
-	return Options{
+	return Options{ //nolint:gosec // these are names of secrets, and no secrets
 		Namespace:           "openshift-machine-config-operator",
 		BuildServiceAccount: "strata-build",
 		DefaultPullSecret:   "global-pull-secret-copy",

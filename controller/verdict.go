@@ -44,6 +44,9 @@ type verdict struct {
 	lost bool
 }
 
+// reasonPattern is what the API takes as a reason; a pod may say anything.
+var reasonPattern = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]{0,100}[A-Za-z0-9])?$`)
+
 var digestPattern = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 
 // judge derives the state of a build from its Job and the Job's pods, and from
@@ -122,7 +125,10 @@ func failure(job *batchv1.Job, c *batchv1.JobCondition, pods []corev1.Pod) verdi
 func explain(pod *corev1.Pod, job *batchv1.Job) verdict {
 	v := verdict{reason: reasonPodFailed, started: startedAt(pod), ended: endedAt(pod, job)}
 	if r := resultOf(pod); r != nil && r.Outcome != result.Succeeded {
-		v.reason, v.result = string(r.Reason), r
+		v.result = r
+		if reasonPattern.MatchString(string(r.Reason)) {
+			v.reason = string(r.Reason)
+		}
 		v.message = sentence(r, pod, userLineOf(job))
 		return v
 	}

@@ -148,6 +148,7 @@ func TestJudge(t *testing.T) {
 			[]string{"(line 19 of the Containerfile: RUN x)"},
 		},
 		{"a result without a message", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonPushDenied, func(r *result.Result) { r.Message = "" }))}, failed, "PushDenied", []string{result.ReasonPushDenied.Entry().Sentence}},
+		{"a result with a reason that the API would refuse", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) { r.Reason = "not a reason!" }))}, failed, reasonPodFailed, []string{"what went wrong"}},
 		{"evicted for good", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, evicted)}, failed, reasonPodEvicted, []string{"low on resource: ephemeral-storage"}},
 		{
 			"killed for memory", testJob(backoff),

@@ -116,6 +116,10 @@ func TestMissingInputsHeal(t *testing.T) {
 			func(w *world) []string { return []string{"MachineConfigPool " + w.name} }, true,
 		},
 		{
+			"pool with a name of a MachineConfig that the API refuses in a build", "ObjectRefused", func(w *world) { w.point("short") }, func(w *world) { w.point(w.rendered(1)) },
+			func(*world) []string { return []string{"MachineOSBuild", "machineConfig.name"} }, true,
+		},
+		{
 			"pool not rendered", "PoolNotRendered", func(w *world) { w.point("") }, func(w *world) { w.point(w.rendered(1)) },
 			func(w *world) []string { return []string{"MachineConfigPool " + w.name, "spec.configuration.name"} }, true,
 		},

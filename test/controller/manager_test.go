@@ -301,7 +301,7 @@ func TestProgram(t *testing.T) {
 	w.until("it builds", func() bool { return len(w.jobs()) == 1 })
 	for url, text := range map[string]string{"http://" + probes + "/healthz": "ok", "http://" + probes + "/readyz": "ok", "http://" + metrics + "/metrics": "strata_active_builds"} {
 		w.until(url+" answers", func() bool {
-			response, err := http.Get(url) //nolint:gosec // an address of this test
+			response, err := http.Get(url)
 			if err != nil {
 				return false
 			}

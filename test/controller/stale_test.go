@@ -62,7 +62,7 @@ func (s *stale) meddle(ctx context.Context) {
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{"example.com/meddled": fmt.Sprint(s.Int())}}}) // of strings
 	o := &mcfgv1.MachineOSConfig{}
 	o.Name = s.name
-	_ = s.Client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch)) // it may be gone
+	_ = s.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch)) // it may be gone
 }
 
 // TestStaleCachesAndConflicts plays every flow with a cache that is behind and with
