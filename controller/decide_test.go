@@ -67,7 +67,7 @@ func serving(id string) func(*mcfgv1.MachineOSBuild) {
 }
 
 func objectMeta(name string, build types.UID) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: name, UID: types.UID(name + "-uid"), Labels: map[string]string{labelBuildUID: string(build), labelConfig: "worker"}}
+	return metav1.ObjectMeta{Name: name, UID: types.UID(name + "-uid"), Labels: map[string]string{labelBuildUID: string(build), labelBuild: now1, labelConfig: "worker"}}
 }
 
 func hasJob(name string, build types.UID, changes ...func(*batchv1.Job)) func(*snapshot) {

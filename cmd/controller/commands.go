@@ -61,7 +61,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&buildPod, "build-pod", "", "settings of all build pods as `YAML`, such as {nodeSelector: {pool: build}}; a MachineOSConfig overrides them in its annotation strata.build/build-pod")
 	f.IntVar(&options.MaxRetries, "max-retries", options.MaxRetries, "`attempts` in all that the agent makes for each of pull, build, push and verify")
 	f.BoolVar(&run.elect, "leader-elect", true, "work only while this replica is the leader")
-	f.IntVar(&run.workers, "workers", 4, "`number` of MachineOSConfigs that are worked on at the same time")
+	f.IntVar(&run.workers, "workers", 10, "`number` of MachineOSConfigs that are worked on at the same time")
 	f.StringVar(&run.metrics, "metrics-address", ":8080", "`address` of the metrics; 0 for none")
 	f.StringVar(&run.probes, "probe-address", ":8081", "`address` of the probes /healthz and /readyz; 0 for none")
 	f.StringVar(&run.logFormat, "log-format", "json", "`format` of the log on standard error: text or json")

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +30,8 @@ import (
 const (
 	scaleConfigs = 500
 	scaleBuilds  = 50
+	// scaleMemory is all that the controller gets, in bytes: 60 MB.
+	scaleMemory = "60000000"
 )
 
 // BenchmarkScale measures the program with many configs: calls of the API for each
@@ -40,7 +43,7 @@ func BenchmarkScale(b *testing.B) {
 		b.Fatalf("%v\n%s", err, out)
 	}
 	address := "127.0.0.1:18080"
-	c := exec.Command(binary, "--kubeconfig", server.Kubeconfig, "--agent-image", "registry.example:5000/strata:1", "--metrics-address", address, "--probe-address", "0")
+	c := exec.Command("sh", "-c", `echo $$ > "$0"/cgroup.procs && exec "$@"`, limited(b), binary, "--kubeconfig", server.Kubeconfig, "--agent-image", "registry.example:5000/strata:1", "--metrics-address", address, "--probe-address", "0")
 	if err := c.Start(); err != nil {
 		b.Fatal(err)
 	}
@@ -66,6 +69,9 @@ func BenchmarkScale(b *testing.B) {
 			}
 		}
 		b.ReportMetric(calls/scaleBuilds, "calls/build")
+		if err := c.Process.Signal(syscall.Signal(0)); err != nil {
+			b.Fatalf("it did not live within its memory: %v", err)
+		}
 		b.ReportMetric(end["process_resident_memory_bytes"]/(1<<20), "MiB-resident")
 		b.ReportMetric(anonymous(b, c.Process.Pid), "MiB-anonymous")
 		b.ReportMetric(float64(took[len(took)/2].Milliseconds()), "ms-median")
@@ -166,6 +172,33 @@ func each(worlds []*world, f func(int)) {
 		group.Go(func() { f(i); <-slots })
 	}
 	group.Wait()
+}
+
+// limited makes a control group with the memory that a controller is to live in, its
+// program and everything included.
+func limited(b *testing.B) string {
+	b.Helper()
+	dir, file := "/sys/fs/cgroup/memory/strata-scale", "memory.limit_in_bytes"
+	if _, err := os.Stat(filepath.Dir(dir)); err != nil {
+		dir, file = "/sys/fs/cgroup/strata-scale", "memory.max"
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(scaleMemory), 0o600); err != nil {
+		b.Fatalf("the memory of a control group cannot be limited here: %v", err)
+	}
+	b.Cleanup(func() {
+		// The kernel takes a moment to let go of a process that has ended.
+		for range 100 {
+			if os.Remove(dir) == nil {
+				return
+			}
+			<-time.After(50 * time.Millisecond)
+		}
+		b.Errorf("%s cannot be removed", dir)
+	})
+	return dir
 }
 
 // anonymous is the memory of a process that is no file, in MiB: not its program.

@@ -397,3 +397,54 @@ func TestResultIsReadAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestRequestStaysUntilTheBuildRuns: a rebuild that cannot start yet is not served.
+func TestRequestStaysUntilTheBuildRuns(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	old := w.failed()
+	own := dockerConfig("own-" + w.name)
+	config := w.config()
+	config.Annotations[force], config.Spec.RenderedImagePushSecret.Name = "", own.Name
+	w.must(admin.Update(w.ctx(), config))
+	w.until("a new build waits for the secret", func() bool {
+		for _, b := range w.builds() {
+			if b.UID != old.UID && condition(&b, mcfgv1.MachineOSBuildPrepared).Reason == "SecretMissing" {
+				return true
+			}
+		}
+		return false
+	})
+	w.settle()
+	if !w.requested() {
+		t.Errorf("the request is cleared, and nothing runs:\n%s", w.dump())
+	}
+	w.must(admin.Create(w.ctx(), own))
+	w.rebuilt(old)
+}
+
+// TestNothingOfABuildThatIsGoneStays: what has lost its build and its owner is found
+// by its labels, and the Job of a build that was deleted is not that of the next one
+// of the same name.
+func TestNothingOfABuildThatIsGoneStays(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	old, _ := w.building()
+	job := w.jobs()[0].UID
+	stray := &corev1.Secret{ObjectMeta: *w.configMaps()[0].ObjectMeta.DeepCopy()}
+	stray.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "stray-" + w.name, Labels: stray.Labels, Annotations: stray.Annotations}
+	w.must(admin.Create(w.ctx(), stray))
+	w.must(admin.Delete(w.ctx(), old, client.PropagationPolicy(metav1.DeletePropagationOrphan)))
+	controller := w.drive
+	w.drive = nil // it is away meanwhile
+	w.until("the build is gone", func() bool { return len(w.builds()) == 0 })
+	w.drive = controller
+	w.until("another build runs", func() bool {
+		b := w.only()
+		return b != nil && b.UID != old.UID && b.Name == old.Name && is(b, mcfgv1.MachineOSBuildPrepared) && w.nothingOf(old.UID) && w.named(b)
+	})
+	if w.jobs()[0].UID == job {
+		t.Error("the Job is that of the build that is gone")
+	}
+	w.consistent()
+}
