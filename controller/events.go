@@ -9,6 +9,7 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 // Reasons of events.
@@ -85,12 +86,20 @@ func (r *Reconciler) waiting(before, config *mcfgv1.MachineOSConfig) {
 	r.tell(config, nil, kind, eventWaiting, is.Message)
 }
 
-// tell makes an event of the config and, where there is one, of its build.
+// tell logs, and makes an event of the config and, where there is one, of its build.
 func (r *Reconciler) tell(config *mcfgv1.MachineOSConfig, b *mcfgv1.MachineOSBuild, kind, reason, note string) {
 	if len(note) > maxNote {
 		note = dot(note[:maxNote-8]) + " …"
 	}
 	const action = "Build"
+	logger := ctrl.Log.WithName("builds")
+	if config != nil {
+		logger = logger.WithValues("machineOSConfig", config.Name)
+	}
+	if b != nil {
+		logger = logger.WithValues("machineOSBuild", b.Name, "uid", b.UID)
+	}
+	logger.Info(note, "event", reason)
 	if b != nil {
 		r.Recorder.Eventf(b, orNil(config), kind, reason, action, "%s", note)
 	}

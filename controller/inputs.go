@@ -68,11 +68,10 @@ func (r *Reconciler) gather(ctx context.Context, config *mcfgv1.MachineOSConfig,
 
 	in.pod = r.BuildPod
 	if text, ok := config.Annotations[annotationBuildPod]; ok {
-		own, err := ParseBuildPod(text)
-		if err != nil {
+		var err error
+		if in.pod, err = ParseBuildPod(text, r.BuildPod); err != nil {
 			return nil, problemf(reasonBuildPodInvalid, "The annotation %s of MachineOSConfig %s cannot be used: %v", annotationBuildPod, config.Name, err)
 		}
-		in.pod = own.over(r.BuildPod)
 	}
 
 	var err error

@@ -105,15 +105,14 @@ func TestFilesOfTheNodes(t *testing.T) {
 }
 
 func TestBuildPodSettings(t *testing.T) {
-	base, err := ParseBuildPod("nodeSelector: {a: b}\npriorityClassName: high\nresources: {limits: {memory: 1Gi}}")
+	base, err := ParseBuildPod("nodeSelector: {a: b}\npriorityClassName: high\nresources: {limits: {memory: 1Gi}}", BuildPod{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := ParseBuildPod(`{"nodeSelector": {"c": "d"}, "deadlineSeconds": 60}`)
+	got, err := ParseBuildPod(`{"nodeSelector": {"c": "d"}, "deadlineSeconds": 60}`, base)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := own.over(base)
 	if fmt.Sprint(got.NodeSelector) != "map[c:d]" || got.PriorityClassName != "high" || *got.DeadlineSeconds != 60 || got.Resources.Limits.Memory().String() != "1Gi" {
 		t.Errorf("%+v", got)
 	}
@@ -127,7 +126,7 @@ func TestBuildPodSettings(t *testing.T) {
 		"tolerations: {key: x}":        "tolerations",
 		"resources: {limits: {m: 1q}}": "",
 	} {
-		if _, err := ParseBuildPod(text); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := ParseBuildPod(text, base); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

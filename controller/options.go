@@ -1,7 +1,10 @@
 package controller
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"runtime"
 	"slices"
@@ -91,12 +94,23 @@ var reserved = []string{"tag", "push", "build-id", "storage-root", "result", "re
 // flagName is what the agent's flags look like.
 var flagName = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 
-// ParseBuildPod reads settings strictly: a field that is unknown is an error.
-func ParseBuildPod(text string) (b BuildPod, err error) {
+// ParseBuildPod reads settings and puts them over those of base, field by field. It
+// is strict: a field that is unknown is an error.
+func ParseBuildPod(text string, base BuildPod) (b BuildPod, err error) {
 	if err := yaml.UnmarshalStrict([]byte(text), &b); err != nil {
 		return b, err
 	}
-	return b, b.validate()
+	fields, own := map[string]json.RawMessage{}, map[string]json.RawMessage{}
+	encoded, err := json.Marshal(base)
+	if err := errors.Join(err, json.Unmarshal(encoded, &fields), yaml.Unmarshal([]byte(text), &own)); err != nil {
+		return b, err
+	}
+	maps.Copy(fields, own)
+	if encoded, err = json.Marshal(fields); err != nil {
+		return b, err
+	}
+	b = BuildPod{}
+	return b, errors.Join(json.Unmarshal(encoded, &b), b.validate())
 }
 
 func (b *BuildPod) validate() error {
@@ -117,36 +131,4 @@ func (b *BuildPod) validate() error {
 		}
 	}
 	return nil
-}
-
-// over puts the settings of b over those of base, field by field.
-func (b BuildPod) over(base BuildPod) BuildPod {
-	if b.NodeSelector == nil {
-		b.NodeSelector = base.NodeSelector
-	}
-	if b.Tolerations == nil {
-		b.Tolerations = base.Tolerations
-	}
-	if b.Resources.Requests == nil && b.Resources.Limits == nil && b.Resources.Claims == nil {
-		b.Resources = base.Resources
-	}
-	if b.PriorityClassName == "" {
-		b.PriorityClassName = base.PriorityClassName
-	}
-	if b.DeadlineSeconds == nil {
-		b.DeadlineSeconds = base.DeadlineSeconds
-	}
-	if b.Labels == nil {
-		b.Labels = base.Labels
-	}
-	if b.Annotations == nil {
-		b.Annotations = base.Annotations
-	}
-	if b.Storage == nil {
-		b.Storage = base.Storage
-	}
-	if b.Agent == nil {
-		b.Agent = base.Agent
-	}
-	return b
 }

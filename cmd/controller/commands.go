@@ -42,7 +42,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if options.BuildPod, err = controller.ParseBuildPod(buildPod); err != nil {
+			if options.BuildPod, err = controller.ParseBuildPod(buildPod, options.BuildPod); err != nil {
 				return fmt.Errorf("--build-pod cannot be used: %w", err)
 			}
 			if err := options.Validate(); err != nil {
