@@ -9,7 +9,7 @@ import (
 )
 
 // Privilege is how much a build pod may. The modes are those in which the agent
-// was seen to build with all user ids; docs/architecture.md has the table.
+// was seen to build with all user ids; docs/privileges.md has the table.
 type Privilege string
 
 // The modes, from the default on.
@@ -28,9 +28,9 @@ const (
 )
 
 // usual are the capabilities that a container runtime gives by default, but for
-// NET_RAW and MKNOD.
+// those that a build has no use for.
 var usual = []corev1.Capability{
-	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL",
+	"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD",
 	"NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 }
 

@@ -32,8 +32,9 @@ type Containerfile struct {
 // Names of files in the build context and the image.
 const (
 	// MachineConfigFile is the rendered MachineConfig as JSON, compressed with
-	// gzip, in the folder machineconfig/ of the context. One that is in several
-	// parts has a number appended to the name of each: .0, .1, and so on.
+	// gzip, as the pod mounts it. One that is in several parts has a number appended
+	// to the name of each: .0, .1, and so on. In the build context, where the agent
+	// puts it, it is one file of this name in the folder machineconfig/, in base64.
 	MachineConfigFile = "machineconfig.json.gz"
 	// TrustBundleFile has the user's certificate authorities.
 	TrustBundleFile = "openshift-config-user-ca-bundle.crt"
@@ -68,9 +69,9 @@ var kernels = map[string][]string{
 
 var text = template.Must(template.New("Containerfile").Parse(`# Written by the controller; what the MachineOSConfig says follows at the end.
 FROM {{.BaseImage}} AS extract
-COPY machineconfig/ /tmp/machineconfig/
+COPY machineconfig/{{.File}} /tmp/{{.File}}
 RUN mkdir -p /etc/machine-config-daemon && \
-    cat /tmp/machineconfig/{{.File}}* > /tmp/currentconfig.gz && \
+    base64 -d /tmp/{{.File}} > /tmp/currentconfig.gz && \
     gunzip -c /tmp/currentconfig.gz > /etc/machine-config-daemon/currentconfig
 
 FROM {{.BaseImage}} AS configs

@@ -51,7 +51,7 @@ func Parts(name string, content []byte) ([][]byte, error) {
 	return append(parts, rest), nil
 }
 
-// PartFile is the name in the build context of part number i, from 0, of n.
+// PartFile is the name in the pod of part number i, from 0, of n.
 func PartFile(i, n int) string {
 	if n == 1 {
 		return MachineConfigFile

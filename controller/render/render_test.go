@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 )
@@ -32,6 +33,7 @@ func TestContainerfile(t *testing.T) {
 			"plain", base(),
 			[]string{
 				"FROM registry.example/base@sha256:1 AS extract\n", "FROM registry.example/base@sha256:1 AS configs\n",
+				"COPY machineconfig/machineconfig.json.gz /tmp/machineconfig.json.gz\n", "base64 -d /tmp/machineconfig.json.gz ",
 				"/etc/machine-config-daemon/currentconfig", "ignition-apply", `LABEL machineconfig="rendered-worker-1"`, `LABEL machineconfigpool="worker"`,
 				`LABEL baseOSContainerImage="registry.example/base@sha256:1"`,
 			},
@@ -177,5 +179,31 @@ func TestFiles(t *testing.T) {
 	}
 	if _, err := Files([]byte(`[]`), nil); err == nil {
 		t.Error("a list was taken for a config")
+	}
+}
+
+// TestGolden keeps the Containerfile as it is in testdata, which test/integration
+// builds. UPDATE_GOLDEN=1 writes it anew.
+func TestGolden(t *testing.T) {
+	const golden = "testdata/Containerfile"
+	got, _, err := Containerfile{
+		BaseImage: "BASE", ExtensionsImage: "EXTENSIONS", Extensions: []string{"usbguard"}, KernelType: "realtime", Architecture: "amd64",
+		MachineConfig: "rendered-worker-1", Pool: "worker", ReleaseVersion: "4.20.1", TrustBundle: true,
+		User: "FROM configs AS final\nRUN echo admin > /usr/share/admin",
+	}.Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("it is\n%s\nand in %s it is\n%s", got, golden, want)
 	}
 }
