@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/test/bases"
 )
 
 // holdFinalizer keeps a pod's object after its end, so that the test can look at
@@ -226,5 +227,59 @@ func TestExitCodesEndTheJobAtOnce(t *testing.T) {
 	}
 	if !strings.Contains(l.log(p.Name), "\nRetry 3/3 exited 42, no more retries left.") {
 		t.Error("the log does not say that the last attempt failed")
+	}
+}
+
+func TestEvictedBuildResumesFromTheCache(t *testing.T) {
+	l := newLab(t)
+	const job = "cached"
+	l.build(job, []string{"FROM HOST/base/busy:1", "RUN echo the first step runs > /first; cat /first", "RUN " + waitAtGate}, l.behindGate(), hold,
+		pod(func(_ *corev1.PodSpec, c *corev1.Container) {
+			cache := host + "/cache/" + l.namespace // an earlier run has finished the same steps
+			c.Args = slices.Insert(c.Args, 1, "--cache-to", cache, "--cache-from", cache)
+		}))
+	t.Cleanup(func() { l.release(job) })
+	ran := func(p *corev1.Pod) bool { return strings.Contains(l.log(p.Name), "\nthe first step runs\n") }
+	first := l.atGate(job)
+	if !ran(first) {
+		t.Error("the first step did not run in the first pod")
+	}
+	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: first.Name, Namespace: first.Namespace}}
+	if err := client.PolicyV1().Evictions(first.Namespace).Evict(t.Context(), eviction); err != nil {
+		t.Fatal(err)
+	}
+	l.stopped(first)
+	second := l.atGate(job, first.Name)
+	if ran(second) {
+		t.Error("the first step ran again in the second pod")
+	}
+	l.openGate()
+	l.wantSuccess(job)
+	if text, _ := bases.File(t, bases.Pull(t, host, tag(job), onRegistry()...), "/first"); string(text) != "the first step runs\n" {
+		t.Errorf("/first is %q", text)
+	}
+}
+
+// TestSameBuildIsNotBuiltAgain is a pod that was lost after the push: the next
+// pod of the same build finds the image and has nothing to do.
+func TestSameBuildIsNotBuiltAgain(t *testing.T) {
+	l := newLab(t)
+	id := pod(func(_ *corev1.PodSpec, c *corev1.Container) { c.Args = slices.Insert(c.Args, 1, "--build-id", "uid-1") })
+	containerfile := []string{"FROM HOST/base/busy:1", "RUN echo the step runs"}
+	l.build("lost", containerfile, id)
+	first := l.wantSuccess("lost")
+	l.build("next", containerfile, id, pod(func(_ *corev1.PodSpec, c *corev1.Container) {
+		c.Args[slices.Index(c.Args, "--tag")+1] = host + "/" + tag("lost")
+	}))
+	if _, condition := l.ended("next"); condition.Type != batchv1.JobComplete {
+		t.Fatalf("the Job is %s: %s", condition.Type, condition.Reason)
+	}
+	p := l.pods("next")[0]
+	_, second := l.left(&p)
+	if second == nil || second.Digest != first.Digest || !strings.Contains(second.Message, "is already there, from this build") {
+		t.Errorf("the second result is %+v, the first digest %s", second, first.Digest)
+	}
+	if strings.Contains(l.log(p.Name), "\nthe step runs\n") {
+		t.Error("the step ran again")
 	}
 }
