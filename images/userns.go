@@ -128,12 +128,18 @@ func (p *privileges) ranges() (mapping, Finding) {
 				p.who(), helper).hinted("%s", p.choose(podMapCaps, "install it: apt-get install uidmap, or dnf install shadow-utils"))
 		}
 	}
+	if p.user == "" && p.uselessHelper() {
+		return mapping{}, p.helperRefused(trial{Helper: "newuidmap"})
+	}
 	if p.user == "" {
 		return mapping{}, failure(result.ReasonUserNamespaceUnavailable, "uid %d has no entry in /etc/passwd, without which newuidmap gives no ids", p.uid).
 			hinted("%s", p.choose(podMapCaps+" (OpenShift: an SCC with runAsUser: {type: RunAsAny} that allows these)", fmt.Sprintf("add a line for uid %d to /etc/passwd, and entries to /etc/subuid and /etc/subgid", p.uid)))
 	}
 	uids, gids, err := unshare.GetSubIDMappings(p.user, p.user)
 	if err != nil || len(uids) == 0 || len(gids) == 0 {
+		if p.uselessHelper() {
+			return mapping{}, p.helperRefused(trial{Helper: "newuidmap"})
+		}
 		file := "/etc/subuid"
 		if err != nil && strings.Contains(err.Error(), "gid range") {
 			file = "/etc/subgid"
@@ -183,6 +189,10 @@ func (p *privileges) diagnose(t trial) Finding {
 		return refused("chroot(2), with which layers are unpacked and steps are run, is refused, as by a seccomp filter (%s)", t.Chroot).
 			hinted("%s", p.choose("securityContext: {capabilities: {add: [SYS_CHROOT]}}", "add the capability SYS_CHROOT to the container"))
 	}
+	if p.filtered {
+		return refused("a process in a user namespace of its own does not come up, as when the seccomp filter of this process kills it: %s", t.Other).
+			hinted("%s", p.choose(podSeccomp, "run the agent without the filter"))
+	}
 	return refused("a process in a user namespace of its own does not come up: %s", t.Other).hinted("%s", p.choose(podAdmin, "run the agent as root"))
 }
 
@@ -199,7 +209,7 @@ func (p *privileges) noNamespace(errno syscall.Errno) Finding {
 	case errno == syscall.ENOSPC || errno == syscall.EUSERS:
 		return refused("%s: the limit of the sysctl %s (%s) is reached, here or in a user namespace above", what, maxUserNamespaces, p.sysctls[maxUserNamespaces]).
 			hinted("%s", sysctl(maxUserNamespaces, "28633"))
-	case errno == syscall.EINVAL || errno == syscall.ENOSYS:
+	case !p.filtered && (errno == syscall.EINVAL || errno == syscall.ENOSYS):
 		return refused("%s: this kernel has none (CONFIG_USER_NS)", what).hinted("use a kernel with CONFIG_USER_NS, or run as root with CAP_SYS_ADMIN")
 	case p.sysctls[unprivilegedClone] == "0":
 		return refused("%s: the sysctl %s is 0", what, unprivilegedClone).hinted("%s", sysctl(unprivilegedClone, "1"))
@@ -214,6 +224,13 @@ func (p *privileges) noNamespace(errno syscall.Errno) Finding {
 		return refused("%s: the kernel makes none in a chroot", what).hinted("enter the root with pivot_root, as containers do, or run the agent outside of the chroot")
 	}
 	return refused("%s: the kernel refuses it (%v)", what, errno).hinted("%s", p.choose(podAdmin, "run the agent as root"))
+}
+
+// uselessHelper tells whether newuidmap can map for nobody here, whatever range of ids
+// is his.
+func (p *privileges) uselessHelper() bool {
+	setuid, withCap, nosuid := programPrivilege(lookPath("newuidmap"), capability.CAP_SETUID)
+	return p.noNewPrivs || nosuid || !setuid && !withCap
 }
 
 // helperRefused says why newuidmap or newgidmap gave no ids.

@@ -42,6 +42,7 @@ func TestRefusedUserNamespaceNamesTheCause(t *testing.T) {
 		{"AppArmor of Ubuntu", syscall.EACCES, func(p *privileges) { p.sysctls[apparmorRestrictions] = "1" }, "kernel.apparmor_restrict_unprivileged_userns is 1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
 		{"filter of a pod", syscall.EPERM, func(p *privileges) { p.filtered, p.pod = true, true }, "seccomp filter", "securityContext: {seccompProfile: {type: Unconfined}}"},
 		{"filter of a machine", syscall.EPERM, func(p *privileges) { p.filtered = true }, "seccomp filter", "run the agent without the filter"},
+		{"filter that knows no such call", syscall.ENOSYS, func(p *privileges) { p.filtered = true }, "seccomp filter", "run the agent without the filter"},
 		{"SELinux", syscall.EACCES, func(p *privileges) { p.selinux = true }, "SELinux refuses user_namespace create", "ausearch"},
 		{"chroot", syscall.EPERM, func(p *privileges) { p.chrooted = true }, "none in a chroot", "pivot_root"},
 		{"kernel without", syscall.EINVAL, func(*privileges) {}, "CONFIG_USER_NS", "use a kernel with CONFIG_USER_NS"},
@@ -69,6 +70,11 @@ func TestRefusedMountNamesTheCause(t *testing.T) {
 			wantRefused(t, anyone(c.change).diagnose(trial{Mount: "operation not permitted"}), c.found, c.hint)
 		})
 	}
+}
+
+func TestKilledTrialNamesTheFilter(t *testing.T) {
+	f := anyone(func(p *privileges) { p.filtered, p.pod = true, true }).diagnose(trial{Other: "signal: bad system call"})
+	wantRefused(t, f, "the seccomp filter of this process kills it: signal: bad system call", podSeccomp)
 }
 
 func TestRefusedChrootNamesTheCapability(t *testing.T) {

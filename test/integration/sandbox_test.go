@@ -196,6 +196,16 @@ func TestE03NoIDs(t *testing.T) {
 			messages[c.name] = strings.ReplaceAll(l.wantNoSandbox(append(c.want, "To mend it: ")...), l.dir, "")
 		})
 	}
+	t.Run("neither an entry in passwd nor another privilege", func(t *testing.T) {
+		l := sandboxLab(t)
+		helpers := l.helpers()
+		as := l.hand("1000660000")
+		l.privilege(helpers)
+		l.wrap = append([]string{"setpriv", "--no-new-privs"}, as...)
+		l.wantNoSandbox("no_new_privs")
+		l.wrap = append(as, "env", "PATH="+helpers+"/lost")
+		l.wantNoSandbox("lost its privilege")
+	})
 	t.Run("no entry in passwd", func(t *testing.T) {
 		l := sandboxLab(t)
 		l.wrap = l.hand("1000660000")
