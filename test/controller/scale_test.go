@@ -113,10 +113,10 @@ func finish(b *testing.B, worlds []*world) []time.Duration {
 		select {
 		case <-ctx.Done():
 			b.Fatalf("%d builds do not end", left)
-		case e := <-pods.ResultChan():
+		case e, open := <-pods.ResultChan():
 			p, ok := e.Object.(*corev1.Pod)
-			if !ok {
-				continue
+			if !open || !ok {
+				b.Fatalf("the watch of pods ended: %+v", e.Object)
 			}
 			i, known := by[p.Labels[group+"machine-os-config"]]
 			mutex.Lock()
@@ -125,8 +125,8 @@ func finish(b *testing.B, worlds []*world) []time.Duration {
 			if !known || again || p.Status.Phase != corev1.PodPending {
 				continue
 			}
-			slots <- struct{}{}
-			go func() {
+			go func() { // a watch that is not read is ended by the server
+				slots <- struct{}{}
 				defer func() { <-slots }()
 				start := metav1.Now()
 				p.Status.StartTime = &start
@@ -141,9 +141,12 @@ func finish(b *testing.B, worlds []*world) []time.Duration {
 					mutex.Unlock()
 				}
 			}()
-		case e := <-builds.ResultChan():
+		case e, open := <-builds.ResultChan():
 			build, ok := e.Object.(*mcfgv1.MachineOSBuild)
-			if !ok || !meta.IsStatusConditionTrue(build.Status.Conditions, "Succeeded") {
+			if !open || !ok {
+				b.Fatalf("the watch of builds ended: %+v", e.Object)
+			}
+			if !meta.IsStatusConditionTrue(build.Status.Conditions, "Succeeded") {
 				continue
 			}
 			i, known := by[build.Spec.MachineOSConfig.Name]
