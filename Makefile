@@ -6,7 +6,7 @@ TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota
 LDFLAGS := -s -w -linkmode external -extldflags "-static"
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 # Tests that drive a binary wait for processes and registries, not for the CPU.
-TIMEOUT := 20m
+TIMEOUT := 40m
 
 export GOFLAGS        := "-tags=$(TAGS)"
 export CGO_ENABLED    := 1

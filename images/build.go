@@ -362,6 +362,10 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 			return define.BuildOptions{}, unavailable("the certificates of authorities cannot be collected", err)
 		}
 	}
+	contextDir, err := e.ownedContext(spec.Context)
+	if err != nil {
+		return define.BuildOptions{}, err
+	}
 	annotations := spec.Annotations
 	if spec.BuildID != "" {
 		annotations = append(annotations[:len(annotations):len(annotations)], BuildIDAnnotation+"="+spec.BuildID)
@@ -384,7 +388,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		CompressionFormat:       algorithm,
 		CompressionLevel:        spec.Compression.Level,
 		ContainerSuffix:         e.ledger.name,
-		ContextDirectory:        spec.Context,
+		ContextDirectory:        contextDir,
 		ForceRmIntermediateCtrs: true,
 		Isolation:               e.isolation.value,
 		Jobs:                    &spec.Jobs,

@@ -23,11 +23,15 @@ import (
 // machine whose own /tmp, /run and changes to /etc cannot be seen. What is in done/
 // of the lab afterwards was left in /tmp/done.
 const inPod = `set -e
-lab=$1; shift
-mount --bind "$lab" /mnt
+lab=$1 project=$2; shift 2
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/lab /mnt/project
+mount --bind "$lab" /mnt/lab
+mount --bind "$project" /mnt/project
 mount -t tmpfs tmpfs /tmp
-mkdir -p "$lab" /tmp/.upper /tmp/.work
-mount --bind /mnt "$lab"
+mkdir -p "$lab" "$project" /tmp/.upper /tmp/.work
+mount --bind /mnt/lab "$lab"
+mount --bind /mnt/project "$project"
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/tmp/.upper,workdir=/tmp/.work /etc
 mount -t tmpfs tmpfs /run
 cp -a "$lab/pod/." /
@@ -46,7 +50,11 @@ func newPod(t *testing.T, opts ...registry.Option) *lab {
 	t.Helper()
 	l := newLab(t, opts...)
 	l.bare = true
-	l.wrap = []string{"unshare", "-m", "sh", "-c", inPod, "sh", l.dir}
+	project, err := filepath.Abs("../..") // which may be in /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.wrap = []string{"unshare", "-m", "sh", "-c", inPod, "sh", l.dir, project}
 	l.env = append(l.env, "TAG="+l.image("os/layered:1"), "STRATA_STORAGE_ROOT="+filepath.Join(l.dir, "store"),
 		"STRATA_RESULT="+filepath.Join(l.dir, "result.json"), "STRATA_RETRY_DELAY=50ms", "STRATA_RETRY_ON=transient", "STRATA_TLS_VERIFY=false")
 	l.mkdir("pod")

@@ -318,6 +318,21 @@ func TestSandboxesThatBuild(t *testing.T) {
 	}
 }
 
+// TestContextOfSomebodyElse has a context that belongs to the machine's root, whom the
+// user namespace of a user knows not; nor has it the id that stands for the unknown.
+func TestContextOfSomebodyElse(t *testing.T) {
+	_, uid := user(t, "700000-749999")
+	l := sandboxLab(t)
+	l.file("context/dir/b", "b\n")
+	link(t, "dir/b", filepath.Join(l.context, "link"))
+	l.containerfile("FROM HOST/base/busy:1", "COPY . /in", "RUN test \"$(cat /in/a /in/link)\" = \"$(printf 'a\\nb')\" && test $(stat -c %u:%g /in/a) = 0:0")
+	l.wrap = l.hand(uid)
+	command(t, "chown", "-R", "0:0", l.context)
+	o := l.build()
+	o.wantSuccess(t)
+	o.wantLine(t, "The build context belongs to somebody who has no id here: a copy of it is used")
+}
+
 func TestSingleIDOnlyWhenAsked(t *testing.T) {
 	_, uid := user(t, "")
 	l := newLab(t).withBusy()
