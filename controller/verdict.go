@@ -83,6 +83,10 @@ func judge(job *batchv1.Job, pods []corev1.Pod) verdict {
 	newest := &pods[len(pods)-1]
 	v := verdict{state: pending, pods: len(pods)}
 	switch {
+	case newest.Status.Phase == corev1.PodFailed && final(resultOf(newest)) && disruption(newest) == nil:
+		// No other pod will follow; the Job is about to say so.
+		v.state, v.reason, v.started = building, reasonBuilding, startedAt(newest)
+		v.message = fmt.Sprintf("Pod %s has ended%s.", newest.Name, onNode(newest))
 	case newest.Status.Phase == corev1.PodFailed || newest.DeletionTimestamp != nil:
 		v = explain(newest, job)
 		v.state, v.pods = pending, len(pods)
@@ -156,6 +160,11 @@ func explain(pod *corev1.Pod, job *batchv1.Job) verdict {
 	return v
 }
 
+// final tells whether the Job fails at once with a result.
+func final(r *result.Result) bool {
+	return r != nil && slices.ContainsFunc(result.ExitCodes(), func(c result.ExitCodeDoc) bool { return int(c.Code) == r.ExitCode && c.Job == "FailJob" })
+}
+
 // waiting says what a pod that does not run yet waits for.
 func waiting(pod *corev1.Pod) (reason, message string) {
 	for _, c := range pod.Status.Conditions {
@@ -188,7 +197,9 @@ func sentence(r *result.Result, pod *corev1.Pod, userLine int) string {
 	}
 	fmt.Fprintf(&b, "The build %s in phase %s", verb, r.Phase)
 	if s := r.Step; s != nil {
-		fmt.Fprintf(&b, ", at step %d/%d of stage %s", s.Number, s.Of, s.Stage)
+		if s.Number > 0 { // no step of a stage is known of a Containerfile that cannot be understood
+			fmt.Fprintf(&b, ", at step %d/%d of stage %s", s.Number, s.Of, s.Stage)
+		}
 		if s.Line > 0 {
 			fmt.Fprintf(&b, " (line %d of the Containerfile", s.Line)
 			if userLine > 0 && s.Line >= userLine {

@@ -125,6 +125,16 @@ func TestJudge(t *testing.T) {
 			pending, reasonPodDisrupted,
 			[]string{"EvictionByEvictionAPI", "evicting"},
 		},
+		{"failed for good, and the Job has not said so", testJob(), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed))}, building, reasonBuilding, []string{"build-x-a has ended"}},
+		{"ran out of space, another may follow", testJob(), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonNoSpace))}, pending, "NoSpace", []string{"what went wrong", "Another pod may follow"}},
+		{
+			"a Containerfile that cannot be understood", testJob(policy),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonContainerfileInvalid, func(r *result.Result) {
+				r.Step = &result.Step{Line: 21, Instruction: "RUNN true"}
+			}))},
+			failed, "ContainerfileInvalid",
+			[]string{"in phase Build (line 21 of the Containerfile, which is line 2 of the MachineOSConfig's part: RUNN true), in pod build-x-a: what went wrong."},
+		},
 		{"succeeded before the Job says so", testJob(), []corev1.Pod{testPod(0, corev1.PodSucceeded, withResult(result.ReasonSucceeded))}, succeeded, "Succeeded", []string{testDigest, "build-x-a"}},
 		{"succeeded after an eviction", testJob(complete), []corev1.Pod{testPod(0, corev1.PodFailed, evicted), testPod(1, corev1.PodSucceeded, withResult(result.ReasonSucceeded))}, succeeded, "Succeeded", []string{"build-x-b"}},
 		{"succeeded without a digest", testJob(complete), []corev1.Pod{testPod(0, corev1.PodSucceeded, withResult(result.ReasonSucceeded, func(r *result.Result) { r.Digest = "" }))}, failed, reasonResultMissing, []string{"build-x-a"}},
