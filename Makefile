@@ -135,7 +135,7 @@ test-integration: debian peer ## The agent as a process against a real registry 
 
 .PHONY: test-controller
 test-controller: kube ## The controller against a real API server.
-	CGO_ENABLED=0 go test -timeout $(TIMEOUT) ./test/controller/...
+	CGO_ENABLED=0 go test -timeout $(TIMEOUT) -parallel 6 ./test/controller/... # they wait for the API server, and little for the CPU
 
 .PHONY: test-podman
 test-podman: image ## The image of the product in rootless podman (as root, who makes the user).
