@@ -133,9 +133,10 @@ debian: deps bin/debian.tar ## Make the root filesystem that tests with packages
 test-integration: debian peer ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) ./test/integration/...
 
+# In parallel, since these wait for the API server and little for the CPU.
 .PHONY: test-controller
 test-controller: kube ## The controller against a real API server.
-	CGO_ENABLED=0 go test -timeout $(TIMEOUT) -parallel 6 ./test/controller/... # they wait for the API server, and little for the CPU
+	CGO_ENABLED=0 go test -timeout $(TIMEOUT) -parallel 6 ./test/controller/...
 
 .PHONY: test-podman
 test-podman: image ## The image of the product in rootless podman (as root, who makes the user).
