@@ -263,7 +263,7 @@ func (b *build) readSecrets(ctx context.Context) {
 			b.console.redact.add(images.AuthSecrets(path)...)
 		}
 	}
-	b.console.redact.add(images.SecretValues(b.settings.Secrets)...)
+	b.console.redact.add(images.SecretValues(b.settings.Secrets, b.settings.SSH)...)
 	if text, err := os.ReadFile(b.settings.PassphraseFile); err == nil {
 		b.console.redact.add(strings.TrimSpace(string(text)))
 	}

@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"os"
 	"reflect"
@@ -73,6 +76,7 @@ var flagCases = map[string]struct {
 	"build-arg":                    {"a=1,2", func(s *Settings) { s.BuildArgs = []string{"a=1,2"} }},
 	"volume":                       {"/a:/b:ro", func(s *Settings) { s.Volumes = []string{"/a:/b:ro"} }},
 	"secret":                       {"id=a,src=b", func(s *Settings) { s.Secrets = []string{"id=a,src=b"} }},
+	"ssh":                          {"git=a,b", func(s *Settings) { s.SSH = []string{"git=a,b"} }},
 	"build-context":                {"a=b", func(s *Settings) { s.BuildContexts = []string{"a=b"} }},
 	"target":                       {"final", func(s *Settings) { s.Target = "final" }},
 	"label":                        {"a=1,2", func(s *Settings) { s.Labels = []string{"a=1,2"} }},
@@ -355,6 +359,9 @@ func TestBadSettingsHaveOneSentenceEach(t *testing.T) {
 		{"build context that is missing", []string{"--build-context=a=missing"}, nil, []string{"--build-context: ..."}},
 		{"secret without id", []string{"--secret=src=file"}, nil, []string{"--secret: ..."}},
 		{"secret without file", []string{"--secret=id=a,src=missing"}, nil, []string{"--secret: ..."}},
+		{"ssh without an agent", []string{"--ssh=default"}, nil, []string{"--ssh: SSH_AUTH_SOCK not set in environment"}},
+		{"ssh with a missing key", []string{"--ssh=default=missing"}, nil, []string{"--ssh: stat missing: no such file or directory"}},
+		{"ssh with a file that is no key", []string{"--ssh=default=file"}, nil, []string{"--ssh: cannot parse ssh key: ..."}},
 		{"volume without destination", []string{"--volume=a"}, nil, []string{"--volume: ..."}},
 		{"volume with a relative destination", []string{"--volume=/tmp:a"}, nil, []string{"--volume: ..."}},
 		{"volume that is missing", []string{"--volume=/missing/volume:/a"}, nil, []string{"--volume: ..."}},
@@ -391,15 +398,30 @@ func TestProblemsAreOneSentenceAfterTheOther(t *testing.T) {
 	}
 }
 
+// sshKey is a private key as ssh reads them.
+func sshKey(t *testing.T) string {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+}
+
 func TestCheckCompletesAllSettings(t *testing.T) {
 	inDirectory(t)
 	for _, name := range []string{"pull.json", "push.json", "registries.conf", "policy.json", "secret"} {
 		writeFile(t, name, "{}")
 	}
+	writeFile(t, "key", sshKey(t))
 	s := parsed(t, "--containerfile=Containerfile", "--tag=r.example/a", "--push", "--authfile=file",
 		"--pull-authfile=pull.json", "--push-authfile=push.json", "--tls-verify=false", "--cert-dir=empty",
 		"--registries-conf=registries.conf", "--signature-policy=policy.json", "--build-arg=A=1", "--volume=/tmp:/a",
-		"--secret=id=a,src=secret", "--build-context=more=empty", "--target=final", "--label=a=1", "--annotation=a=1",
+		"--secret=id=a,src=secret", "--ssh=git=key", "--build-context=more=empty", "--target=final", "--label=a=1", "--annotation=a=1",
 		"--platform=linux/arm64/v8", "--format=oci", "--ulimit=nofile=10:20", "--layers=false", "--no-cache",
 		"--cache-from=r.example/c", "--cache-to=r.example/d", "--squash", "--jobs=0", "--isolation=oci",
 		"--security-opt=seccomp=file", "--single-id", "--storage-driver=vfs", "--storage-root=store", "--build-id=0c5f", "--compression-format=zstd:chunked",

@@ -303,26 +303,37 @@ func DefaultAuthFiles() []string {
 // taken for a secret by itself.
 const minSecretLine = 6
 
-// SecretValues returns what is in the secrets of a build: each as a whole, and each
-// line of it.
-func SecretValues(specs []string) (values []string) {
+// SecretValues returns what is in the secrets of a build, each as a whole and each
+// line of it, and the lines of the private keys that ssh, as in BuildSpec, names.
+func SecretValues(specs, ssh []string) (values []string) {
 	secrets, err := parse.Secrets(specs)
 	if err != nil {
-		return nil
+		secrets = nil
 	}
 	for _, secret := range secrets {
-		data, err := secret.ResolveValue()
-		if err != nil {
-			continue
+		if data, err := secret.ResolveValue(); err == nil {
+			values = append(values, strings.TrimSpace(string(data)))
+			values = append(values, secretLines(data)...)
 		}
-		values = append(values, strings.TrimSpace(string(data)))
-		for line := range strings.Lines(string(data)) {
-			if line = strings.TrimSpace(line); len(line) >= minSecretLine {
-				values = append(values, line)
+	}
+	for _, spec := range ssh {
+		_, paths, _ := strings.Cut(spec, "=")
+		for path := range strings.SplitSeq(paths, ",") {
+			if data, err := os.ReadFile(path); err == nil { // else it is a socket
+				values = append(values, secretLines(data)...)
 			}
 		}
 	}
 	return values
+}
+
+func secretLines(data []byte) (lines []string) {
+	for line := range strings.Lines(string(data)) {
+		if line = strings.TrimSpace(line); len(line) >= minSecretLine {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // AuthSecrets returns the secret strings in an auth file: passwords, tokens and

@@ -40,6 +40,7 @@ type BuildSpec struct {
 	BuildArgs     []string // NAME=VALUE, or NAME for that of the environment
 	Volumes       []string
 	Secrets       []string
+	SSH           []string // ID, ID=SOCKET or ID=KEY[,KEY]
 	BuildContexts []string // NAME=VALUE
 	Target        string
 	Labels        []string
@@ -117,6 +118,8 @@ func (s BuildSpec) Check() []error {
 	add("volume", parse.Volumes(s.Volumes))
 	_, err = parse.Secrets(s.Secrets)
 	add("secret", err)
+	_, err = parse.SSH(s.SSH)
+	add("ssh", err)
 	_, err = parse.RepoNamesToNamedReferences(s.CacheFrom)
 	add("cache-from", err)
 	_, err = parse.RepoNamesToNamedReferences(s.CacheTo)
@@ -380,6 +383,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		CommonBuildOpts: &define.CommonBuildOptions{
 			HTTPProxy:          true,
 			Secrets:            spec.Secrets,
+			SSHSources:         spec.SSH,
 			ShmSize:            conf.Containers.ShmSize,
 			Ulimit:             ulimits,
 			SeccompProfilePath: e.seccomp,
