@@ -261,6 +261,11 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	if err != nil {
 		return "", err
 	}
+	if file.caches() {
+		if err := e.keepCacheMounts(); err != nil {
+			return "", FileError("the directory for caches of RUN steps cannot be made", err)
+		}
+	}
 	stdout, stderr := steps.output(lines), steps.output(lines)
 	options.Log = steps.log
 	options.Out, options.Err = stdout, stderr

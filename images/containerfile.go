@@ -61,6 +61,11 @@ func (c *Containerfile) runs() bool {
 	return c.has(command.Run, func(string) bool { return true })
 }
 
+// caches tells whether the Containerfile has a RUN --mount=type=cache.
+func (c *Containerfile) caches() bool {
+	return c.has(command.Run, func(arguments string) bool { return strings.Contains(arguments, "type=cache") })
+}
+
 // fetches tells whether the Containerfile has an ADD that may be from a server.
 func (c *Containerfile) fetches() bool {
 	return c.has(command.Add, func(arguments string) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"go.podman.io/common/libimage"
 	"go.podman.io/storage"
@@ -31,7 +32,7 @@ type Pruned struct {
 
 // Prune removes what earlier builds left and nothing uses: images without a name,
 // which are those that a later build replaced and the results of steps of builds
-// whose image is gone; layers of no image; and what is damaged. It keeps images that
+// whose image is gone; layers of no image; what is damaged; and the caches of RUN --mount=type=cache. It keeps images that
 // a container uses, of whichever program. Images on which one with a name is built
 // stay, and so its steps are not run again.
 func (e *Engine) Prune(ctx context.Context, options PruneOptions) (*Pruned, error) {
@@ -74,6 +75,10 @@ func (e *Engine) Prune(ctx context.Context, options PruneOptions) (*Pruned, erro
 		pruned.Layers += e.deleteLayers(a.layers)
 	}
 	e.built = true // what earlier builds left is not kept for a next attempt
+	caches, _ := e.cacheMounts()
+	if err := os.RemoveAll(caches); err != nil {
+		return nil, unavailable("the caches of RUN steps cannot be removed", err)
+	}
 	pruned.Space, err = SpaceAt(e.StorageRoot())
 	if err != nil {
 		return nil, unavailable("the store cannot be looked at", err)

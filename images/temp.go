@@ -1,10 +1,15 @@
 package images
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
+
+	"go.podman.io/buildah/pkg/parse"
 
 	"github.com/moby/sys/mountinfo"
 	"go.podman.io/storage/pkg/unshare"
@@ -48,6 +53,27 @@ func (e *Engine) lookAtTemp() (Finding, error) {
 		return f, nil
 	}
 	return ok("%s on %s", parent, filesystemOf(parent)), nil
+}
+
+// cacheMounts is the directory in which the content of RUN --mount=type=cache is kept
+// from build to build, and the path below the temporary files of this one at which
+// buildah looks for it.
+func (e *Engine) cacheMounts() (kept, sought string) {
+	name := parse.BuildahCacheDir + "-" + strconv.Itoa(unshare.GetRootlessUID())
+	return filepath.Join(filepath.Dir(e.tmp), name), filepath.Join(os.Getenv("TMPDIR"), name)
+}
+
+// keepCacheMounts lets the content of RUN --mount=type=cache outlive this build, whose
+// temporary files it would go with otherwise.
+func (e *Engine) keepCacheMounts() error {
+	kept, sought := e.cacheMounts()
+	if err := os.MkdirAll(kept, 0o755); err != nil { // the mode is buildah's, below a directory of 0700
+		return err
+	}
+	if err := os.Symlink(kept, sought); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // lookAtMounts tries whether an overlay can be mounted, as is done over the build
