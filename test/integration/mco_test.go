@@ -3,6 +3,7 @@ package integration
 import (
 	"archive/tar"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,9 +119,9 @@ func wantSameFiles(t *testing.T, got, want bases.Tree) {
 		case tar.TypeSymlink, tar.TypeLink:
 			text += " to " + e.Linkname
 		}
-		for name, value := range e.PAXRecords {
+		for _, name := range slices.Sorted(maps.Keys(e.PAXRecords)) {
 			if strings.HasPrefix(name, "SCHILY.xattr.") {
-				text += fmt.Sprintf(", %s=%q", name, value)
+				text += fmt.Sprintf(", %s=%q", name, e.PAXRecords[name])
 			}
 		}
 		return text

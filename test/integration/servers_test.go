@@ -4,8 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"io"
-	"net"
 	"net/http"
+	"net/http/cgi"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -110,34 +110,16 @@ func gitServer(t *testing.T) string {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	_ = listener.Close()
-	_, port, _ := net.SplitHostPort(address)
-	// Not by way of git, which would be killed without its child.
 	where, err := exec.Command("git", "--exec-path").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	daemon := exec.Command(filepath.Join(strings.TrimSpace(string(where)), "git-daemon"), "--reuseaddr", "--listen=127.0.0.1", "--port="+port, "--base-path="+dir, "--export-all", dir)
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = daemon.Process.Kill()
-		_ = daemon.Wait()
+	server := httptest.NewServer(&cgi.Handler{
+		Path: filepath.Join(strings.TrimSpace(string(where)), "git-http-backend"),
+		Env:  []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1"},
 	})
-	waitFor(t, func() bool {
-		conn, err := net.Dial("tcp", address)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	})
-	return "git://" + address
+	t.Cleanup(server.Close)
+	return server.URL
 }
 
 // withLibraries is a program of this machine with what it is linked to.
