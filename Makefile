@@ -17,7 +17,7 @@ export KUBE_BINARY    := $(CURDIR)/bin/kube
 
 # Debian packages: to compile and link, for the image, for base images, packages and
 # the peer in tests.
-PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git busybox-static util-linux mmdebstrap rpm createrepo-c gnupg skopeo netavark
+PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git openssh-client bzip2 busybox-static util-linux mmdebstrap rpm createrepo-c gnupg skopeo netavark
 # For the cluster: what `test/cluster/cluster up` calls.
 CLUSTER_PACKAGES := iproute2 openssl
 # Packages whose tests are quick to compile with the race detector.

@@ -53,7 +53,7 @@ E
 six
 F
 COPY <<E /copied
-$X $Y \$Z "quoted" ${X:-no}
+$X $Y "quoted" ${X:-no}
 E
 COPY <<'E' <<-F files/a.txt /several/
 $X
@@ -69,7 +69,7 @@ ADD <<E /added
 E
 `, want: map[string]string{
 		"/one": "one\nvariable\n", "/quoted": "* # $Y\nFROM not-a-stage\n\nend\n", "/tab": "tab\n",
-		"/descriptors": "five\nsix\n", "/copied": "expanded variable $Z \"quoted\" expanded\n", "/several/E": "$X\n", "/several/F": "tab\n",
+		"/descriptors": "five\nsix\n", "/copied": "expanded variable \"quoted\" expanded\n", "/several/E": "$X\n", "/several/F": "tab\n",
 		"/owned/name": "content\n", "/added": "\n  * ? [ ] # no comment\n",
 	}},
 
@@ -236,9 +236,9 @@ ADD --link WEB/plain.txt /linked/
 ADD WEB/a.tar.gz /web/
 ADD GIT/repo.git /git/
 ADD --chown=5:6 --chmod=0700 GIT/repo.git#side:dir /git-dir/
-ADD --keep-git-dir=true GIT/repo.git#v1 /git-kept/
-RUN cat /git-kept/.git/HEAD > /head && rm -r /git-kept/.git
-`, want: map[string]string{"/web/plain.txt": "from the server\n", "/git/readme": "main\n", "/git-dir/file": "side\n", "/git-kept/readme": "first\n"}},
+ADD GIT/repo.git#v1 /git-tag/
+RUN rm -r /git/.git /git-tag/.git && ls -a /git-dir
+`, want: map[string]string{"/web/plain.txt": "from the server\n", "/git/readme": "main\n", "/git-dir/file": "side\n", "/git-tag/readme": "first\n"}},
 
 	{name: "squash", args: []string{"--squash"}, file: "FROM HOST/base/busy:1\nRUN echo a > /a\nRUN rm /a && echo b > /b\nCOPY files /f\n", want: map[string]string{"/b": "b\n"}},
 	{name: "no layers", args: []string{"--layers=false"}, file: "FROM HOST/base/busy:1\nRUN echo a > /a\nRUN rm /a && echo b > /b\nCOPY files /f\n", want: map[string]string{"/b": "b\n"}},
@@ -247,6 +247,8 @@ RUN cat /git-kept/.git/HEAD > /head && rm -r /git-kept/.git
 
 	// Isolation chroot mounts nothing below /dev, where buildah has such a script.
 	{name: "heredoc that is a script", file: "FROM HOST/base/busy:1\nRUN <<E\n#!/bin/sh\ntrue\nE\n", fails: true},
+	// buildah understands the flag and refuses it.
+	{name: "history of a repository", file: "FROM scratch\nADD --keep-git-dir=true GIT/repo.git /git/\n", fails: true},
 	{name: "wrong checksum", file: "FROM scratch\nADD --checksum=sha256:0000000000000000000000000000000000000000000000000000000000000000 WEB/plain.txt /\n", fails: true},
 	{name: "unknown stage", file: "FROM scratch\nCOPY --from=nowhere /a /\n", fails: true},
 	{name: "unknown user", file: "FROM HOST/base/busy:1\nCOPY --chown=nosuch files/a.txt /\n", fails: true},
