@@ -16,12 +16,17 @@ import (
 // anything will do.
 const resumeAfter = 1 << 20
 
+// asItIs asks for a blob without an encoding for the way. A layer is compressed already,
+// and there are servers that declare this as such an encoding: what they send would be
+// unpacked, and would not have the digest of the blob any more.
+const asItIs = "identity"
+
 // Blob opens a blob and returns its size in bytes, -1 when that is not known. A
 // download that breaks off is taken up where it was, also from a registry that
 // sends everything anew; one that stalls fails with ErrStalled.
 func (c *Client) Blob(ctx context.Context, d digest.Digest) (io.ReadCloser, int64, error) {
 	target := c.url("/blobs/" + d.String())
-	resp, err := c.do(ctx, http.MethodGet, target, nil, nil, 0, http.StatusOK)
+	resp, err := c.do(ctx, http.MethodGet, target, http.Header{"Accept-Encoding": {asItIs}}, nil, 0, http.StatusOK)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -61,7 +66,7 @@ func (d *download) Read(p []byte) (int, error) {
 // resume asks for what is not read yet.
 func (d *download) resume() error {
 	_ = d.body.Close()
-	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-", d.offset)}}
+	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-", d.offset)}, "Accept-Encoding": {asItIs}}
 	resp, err := d.client.do(d.ctx, http.MethodGet, d.target, header, nil, 0, http.StatusOK, http.StatusPartialContent)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package distribution
 
 import (
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -141,5 +142,30 @@ func TestManifestThatIsTooLarge(t *testing.T) {
 	c := connect(t, server(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, maxManifest+1)) }), nil)
 	if _, text, err := c.Manifest(t.Context(), "1", nil); err == nil || text != nil {
 		t.Errorf("%d bytes, error %v", len(text), err)
+	}
+}
+
+// TestBlobThatIsDeclaredToBeEncoded is taken as it is, also where it is taken up again.
+func TestBlobThatIsDeclaredToBeEncoded(t *testing.T) {
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, _ = z.Write([]byte("a layer"))
+	_ = z.Close()
+	s := &blobServer{content: packed.Bytes(), breaks: []int{9}, ranged: true}
+	client := connect(t, server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		s.ServeHTTP(w, r)
+	}), nil)
+	blob, size, err := client.Blob(t.Context(), digest.FromBytes(s.content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	got, err := io.ReadAll(blob)
+	if err != nil || size != int64(len(s.content)) || !bytes.Equal(got, s.content) {
+		t.Errorf("%d bytes of %d, error %v", len(got), size, err)
+	}
+	if len(s.asked) != 2 {
+		t.Errorf("asked %q", s.asked)
 	}
 }
