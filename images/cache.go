@@ -154,7 +154,7 @@ func (r cacheSourceReference) NewImageSource(_ context.Context, sys *types.Syste
 	if r.use.caches.isLeft(cacheFrom, r.ImageReference) {
 		return nil, errLeft
 	}
-	source, err := pullReference{r.ImageReference, r.use.caches.engine, r.use.stall}.NewImageSource(r.use.build, sys)
+	source, err := pullReference{r.ImageReference, r.use.caches.engine, r.use.stall, newEndpoints()}.NewImageSource(r.use.build, sys)
 	if err != nil {
 		return nil, r.failed(err)
 	}

@@ -27,8 +27,14 @@ func (e *Engine) CheckBases(containerfile string, bases []Base) error {
 		return unavailable("the store cannot be read", err)
 	}
 	for _, b := range bases {
-		if _, err := reference.ParseNormalizedNamed(trimDocker(b.Name)); err != nil {
+		named, err := reference.ParseNormalizedNamed(trimDocker(b.Name))
+		if err != nil {
 			return baseError(containerfile, b, nameError(b.Name, err).Error(), err)
+		}
+		_, tagged := named.(reference.Tagged)
+		_, digested := named.(reference.Digested)
+		if tagged && digested && b.Name != trimDocker(b.Name) {
+			return baseError(containerfile, b, fmt.Sprintf("%q has a tag and a digest, which is not possible behind docker://: leave one of the three out", b.Name), errors.New("a tag and a digest"))
 		}
 		if b.Name != trimDocker(b.Name) || !shortnames.IsShortName(b.Name) {
 			continue
@@ -51,7 +57,8 @@ func baseError(containerfile string, b Base, message string, err error) *Error {
 }
 
 // Pull makes one attempt to bring a base image into the store. An image that is
-// there already, and for which no platform is asked for, is not fetched. bytes
+// there already, and for which no platform is asked for, is not fetched. What a mirror
+// does not have whole comes from the next one, or from the registry itself. bytes
 // is the size of the compressed blobs that came over the network.
 func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFile string) (bytes int64, err error) {
 	sys, err := e.systemFor(b, authFile)
@@ -62,27 +69,14 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 	if err != nil {
 		return 0, unavailable("the store cannot be read", err)
 	}
-	lines := e.config.Output.Lines()
-	defer lines.Close()
-	e.space.reset()
-	meter := newMeter(ctx, e.config.Stall)
-	options := &libimage.PullOptions{CopyOptions: libimage.CopyOptions{
-		MaxRetries: new(uint), // attempts are counted by the caller alone
-		Writer:     e.reportWriter(lines),
-		Progress:   meter.events,
-	}}
-	stopListening := func() {}
-	defer func() { stopListening() }()
-	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
-		own, ok := e.ownSource(ref)
-		if !ok {
-			stopListening()
-			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
-		}
-		return forecast{own, e, b.Name}, nil
+	tried := newEndpoints()
+	var images []*libimage.Image
+	for again := true; again; {
+		var read int64
+		images, read, err = e.pullOnce(ctx, store, b, tried)
+		bytes += read
+		again = err != nil && tried.giveUp(err, classify(ctx, err, pulling))
 	}
-	images, err := store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
-	bytes, err = meter.stop(err)
 	if err != nil {
 		host, credentials := b.Name, "no credentials"
 		if ref, parseErr := reference.ParseNormalizedNamed(trimDocker(b.Name)); parseErr == nil {
@@ -96,6 +90,32 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 		return 0, failed
 	}
 	return bytes, checkPlatform(ctx, containerfile, b, images[0], sys)
+}
+
+// pullOnce pulls from the first of the places that has the manifest and was not given up.
+func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, tried *endpoints) (images []*libimage.Image, bytes int64, err error) {
+	lines := e.config.Output.Lines()
+	defer lines.Close()
+	e.space.reset()
+	meter := newMeter(ctx, e.config.Stall)
+	options := &libimage.PullOptions{CopyOptions: libimage.CopyOptions{
+		MaxRetries: new(uint), // attempts are counted by the caller alone
+		Writer:     e.reportWriter(lines),
+		Progress:   meter.events,
+	}}
+	stopListening := func() {}
+	defer func() { stopListening() }()
+	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
+		own, ok := e.ownSource(ref, tried)
+		if !ok {
+			stopListening()
+			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
+		}
+		return forecast{own, e, b.Name}, nil
+	}
+	images, err = store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
+	bytes, err = meter.stop(err)
+	return images, bytes, err
 }
 
 // systemFor returns a copy of the system context for a base image of its platform.

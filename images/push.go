@@ -355,14 +355,14 @@ func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile s
 	if !ok {
 		return "", nil
 	}
-	mime, man, err := client.Manifest(ctx, tagged.Tag(), manifest.DefaultRequestedManifestMIMETypes)
+	_, man, err := client.Manifest(ctx, tagged.Tag(), manifest.DefaultRequestedManifestMIMETypes)
 	if distribution.IsNotFound(err) {
 		return "", nil
 	}
 	if err != nil {
 		return "", fail(err)
 	}
-	if mime != imgspecv1.MediaTypeImageManifest {
+	if manifest.GuessMIMEType(man) != imgspecv1.MediaTypeImageManifest {
 		return "", nil // it has no annotations
 	}
 	oci, err := manifest.OCI1FromManifest(man)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,13 +19,14 @@ import (
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
+	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/images/distribution"
 )
 
 // ownSource makes a reference to an image in a registry one that is read through a
-// client of our own. ok is false for what only containers/image can read: an image
-// with the signature that a policy asks for.
-func (e *Engine) ownSource(ref types.ImageReference) (own types.ImageReference, ok bool) {
+// client of our own, and notes in tried where. ok is false for what only
+// containers/image can read: an image with the signature that a policy asks for.
+func (e *Engine) ownSource(ref types.ImageReference, tried *endpoints) (own types.ImageReference, ok bool) {
 	if ref.Transport().Name() != docker.Transport.Name() {
 		return ref, true
 	}
@@ -32,7 +34,7 @@ func (e *Engine) ownSource(ref types.ImageReference) (own types.ImageReference, 
 		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
 		return libraryReference{ref, e}, false
 	}
-	return pullReference{ref, e, e.config.Stall}, true
+	return pullReference{ref, e, e.config.Stall, tried}, true
 }
 
 // wantsSignature tells whether the policy asks more of an image than to be there
@@ -104,6 +106,34 @@ type pullReference struct {
 	engine *Engine
 	// stall is how long it may make no progress, 0 for ever.
 	stall time.Duration
+	tried *endpoints
+}
+
+// endpoints are the places that one pull has asked for an image.
+type endpoints struct {
+	// failed is why one is not asked again, by its reference.
+	failed map[string]error
+	// mirror is that which the image is read from, nil for the registry itself.
+	mirror reference.Named
+}
+
+func newEndpoints() *endpoints { return &endpoints{failed: map[string]error{}} }
+
+// giveUp puts the mirror aside that the image was read from, and did not come from
+// whole. It is false where there is none, or where another place could not do better.
+func (e *endpoints) giveUp(err error, v verdict) bool {
+	if e.mirror == nil {
+		return false
+	}
+	switch v.class {
+	case result.ClassTransient, result.ClassAuth, result.ClassRejected:
+	default:
+		if v.reason != result.ReasonBaseImageNotFound {
+			return false
+		}
+	}
+	e.failed[e.mirror.String()] = err
+	return true
 }
 
 // NewImageSource implements types.ImageReference.
@@ -116,20 +146,28 @@ func (r pullReference) NewImageSource(ctx context.Context, sys *types.SystemCont
 	if registry == nil {
 		registry = &sysregistriesv2.Registry{Endpoint: sysregistriesv2.Endpoint{Location: named.String()}, Prefix: named.String()}
 	}
-	endpoints, err := registry.PullSourcesFromReference(named)
+	places, err := registry.PullSourcesFromReference(named)
 	if err != nil {
 		return nil, invalid("the registries configuration cannot be used", err)
 	}
 	var failed endpointErrors
-	for _, endpoint := range endpoints {
-		s, err := r.open(ctx, sys, endpoint)
-		if err == nil {
-			for _, f := range failed {
-				r.engine.log.Warn(fmt.Sprintf("Accessing the mirror %s failed, %s is used: %s", f.ref, endpoint.Reference, oneLine(f.err.Error())))
+	r.tried.mirror = nil
+	for i, endpoint := range places {
+		at := endpoint.Reference.String()
+		if r.tried.failed[at] == nil {
+			s, err := r.open(ctx, sys, endpoint)
+			if err == nil {
+				for _, f := range failed {
+					r.engine.log.Warn(fmt.Sprintf("Accessing the mirror %s failed, %s is used: %s", f.ref, at, oneLine(f.err.Error())))
+				}
+				if i < len(places)-1 {
+					r.tried.mirror = endpoint.Reference
+				}
+				return s, nil
 			}
-			return s, nil
+			r.tried.failed[at] = err
 		}
-		failed = append(failed, &endpointError{endpoint.Reference, err})
+		failed = append(failed, &endpointError{endpoint.Reference, r.tried.failed[at]})
 	}
 	return nil, failed
 }
@@ -230,10 +268,13 @@ func (s *pullSource) fetch(ctx context.Context, target string) ([]byte, string, 
 		return nil, "", fmt.Errorf("reading the manifest %s of %s: %w", target, s.at.Name(), s.failure(err))
 	}
 	mediaType, _, err := mime.ParseMediaType(contentType)
-	if err != nil {
-		mediaType = "" // it is guessed from the text
+	if err != nil || !slices.Contains(manifest.DefaultRequestedManifestMIMETypes, mediaType) {
+		// Of a registry that keeps plain files, the type says nothing.
+		if mediaType = manifest.GuessMIMEType(text); mediaType == "" {
+			return nil, "", s.failure(fmt.Errorf("what %s has under %s is no manifest of an image", s.at.Name(), target))
+		}
 	}
-	return text, manifest.NormalizedMIMEType(mediaType), nil
+	return text, mediaType, nil
 }
 
 // HasThreadSafeGetBlob implements types.ImageSource.
@@ -250,7 +291,22 @@ func (s *pullSource) GetBlob(ctx context.Context, info types.BlobInfo, cache typ
 	}
 	// A push to the same registry can take it over from there.
 	cache.RecordKnownLocation(s.logical.Transport(), types.BICTransportScope{Opaque: reference.Domain(s.at)}, info.Digest, types.BICLocationReference{Opaque: s.at.Name()})
-	return blob, size, nil
+	return sourceBlob{blob, s}, size, nil
+}
+
+// sourceBlob is a blob that is read from an endpoint.
+type sourceBlob struct {
+	io.ReadCloser
+	source *pullSource
+}
+
+// Read implements io.Reader.
+func (b sourceBlob) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = b.source.failure(err)
+	}
+	return n, err
 }
 
 // failure adds to an error of this endpoint which one it is.

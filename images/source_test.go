@@ -85,6 +85,75 @@ func TestMirrorsThatAllFail(t *testing.T) {
 	}
 }
 
+// TestMirrorWithoutTheWholeImage is as one that is not there: the rest comes from the
+// next place, within the attempt.
+func TestMirrorWithoutTheWholeImage(t *testing.T) {
+	for name, tt := range map[string]struct {
+		path   string
+		answer http.HandlerFunc
+		want   string
+	}{
+		"no blob":                  {"/blobs/", answer(404, "text/html", htmlPage), "404"},
+		"blobs that fail":          {"/blobs/", answer(503, "text/html", htmlPage), "503"},
+		"blobs that are others'":   {"/blobs/", answer(403, "text/html", htmlPage), "403"},
+		"other blobs":              {"/blobs/", answer(200, "application/octet-stream", "something else"), "does not match"},
+		"a page in place of a tag": {"/manifests/", answer(200, "text/html", htmlPage), "no manifest"},
+		"blobs that are cut": {"/blobs/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			_, _ = w.Write([]byte("x"))
+		}, "unexpected EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mirror, registry := newHub(t), newHub(t)
+			mirror.add(t, "1", runtime.GOARCH)
+			registry.add(t, "1", runtime.GOARCH)
+			mirror.failing(http.MethodGet, tt.path, tt.answer)
+			conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+				"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", registry.host, mirror.host))
+			b := open(t, func(c *Config) { c.RegistriesConf = conf })
+			base := Base{Name: registry.host + "/base:1", Line: 3}
+			if _, err := b.Pull(t.Context(), "Containerfile", base, ""); err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("Accessing the mirror %s/base:1 failed, %s/base:1 is used: ", mirror.host, registry.host)
+			if log := b.log.String(); strings.Count(log, want) != 1 || !strings.Contains(log, tt.want) {
+				t.Errorf("the log does not have %q with %q once: %s", want, tt.want, log)
+			}
+		})
+	}
+	mirror, registry := newHub(t), newHub(t)
+	mirror.add(t, "1", runtime.GOARCH)
+	mirror.failing(http.MethodGet, "/blobs/", answer(503, "text/html", htmlPage))
+	conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+		"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", registry.host, mirror.host))
+	b := open(t, func(c *Config) { c.RegistriesConf = conf })
+	_, err := b.Pull(t.Context(), "Containerfile", Base{Name: registry.host + "/base:1", Line: 3}, "")
+	e := mustFail(t, err)
+	wantMeaning(t, e, result.ClassInput, result.ReasonBaseImageNotFound, 404, registry.host)
+	if want := mirror.host + " answered 503"; !strings.Contains(e.Message, want) {
+		t.Errorf("the message does not have %q: %s", want, e.Message)
+	}
+}
+
+// TestManifestOfAnyContentType is known by what it holds: of a registry that is made of
+// plain files, the type says nothing.
+func TestManifestOfAnyContentType(t *testing.T) {
+	for _, contentType := range []string{"", "application/json", "application/octet-stream", "text/plain; charset=utf-8", ";;;"} {
+		t.Run(contentType, func(t *testing.T) {
+			h := newHub(t)
+			h.add(t, "1", runtime.GOARCH)
+			h.failing(http.MethodGet, "/manifests/", func(w http.ResponseWriter, _ *http.Request) {
+				w.Header()["Content-Type"] = []string{contentType}
+				_, _ = w.Write(h.manifests["1"])
+			})
+			b := open(t, func(c *Config) { c.TLSVerify = new(bool) })
+			if _, err := b.Pull(t.Context(), "Containerfile", Base{Name: h.host + "/base:1", Line: 3}, ""); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // TestRegistryInPlaceOfAnother has the credentials of the place that is asked, which
 // is not the one that is named.
 func TestRegistryInPlaceOfAnother(t *testing.T) {

@@ -50,6 +50,21 @@ func TestL11ShortName(t *testing.T) {
 	}
 }
 
+// TestTagAndDigest name one image, but not behind docker://.
+func TestTagAndDigest(t *testing.T) {
+	l := newLab(t)
+	digest := bases.Push(t, l.registry.Host(), "base/busy:1", bases.Busy(t))
+	l.containerfile("FROM HOST/base/busy:other@"+digest, "RUN true")
+	l.build("--retry-on", "transient").wantSuccess(t)
+	l.registry.Reset()
+	l.containerfile("FROM docker://HOST/base/busy:1@"+digest, "RUN true")
+	o := l.build("--retry-on", "transient")
+	o.wantFailure(t, result.ReasonBaseImageNotFound, "line 1", "a tag and a digest")
+	if n := len(l.registry.Requests()); n != 0 {
+		t.Errorf("%d requests reached the registry", n)
+	}
+}
+
 func TestL13UnknownTag(t *testing.T) {
 	l := newLab(t).withBusy()
 	l.containerfile("FROM HOST/base/busy:none")
