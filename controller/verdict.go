@@ -133,21 +133,24 @@ func explain(pod *corev1.Pod, job *batchv1.Job) verdict {
 		if reasonPattern.MatchString(string(r.Reason)) {
 			v.reason = string(r.Reason)
 		}
-		v.message = sentence(r, pod, userLineOf(job))
+		cause := r.Message
+		// An agent that was told to stop knows where it was, and not who stopped it.
+		if by, why := takenAway(pod); by != "" && r.Outcome == result.Interrupted {
+			v.reason, cause = by, "the pod "+why
+		}
+		v.message = sentence(r, cause, pod, userLineOf(job))
 		return v
 	}
 	t := terminated(pod)
+	by, why := takenAway(pod)
 	switch {
-	case pod.Status.Reason == "Evicted":
-		v.reason = reasonPodEvicted
-		v.message = fmt.Sprintf("Pod %s was evicted%s: %s", pod.Name, onNode(pod), dot(pod.Status.Message))
+	case by == reasonPodEvicted:
+		v.reason, v.message = by, fmt.Sprintf("Pod %s %s", pod.Name, why)
 	case t != nil && t.Reason == "OOMKilled":
 		v.reason = reasonOutOfMemory
 		v.message = fmt.Sprintf("Pod %s was killed for memory (OOMKilled, exit code %d)%s%s.", pod.Name, t.ExitCode, onNode(pod), memoryLimit(pod))
-	case disruption(pod) != nil:
-		c := disruption(pod)
-		v.reason = reasonPodDisrupted
-		v.message = fmt.Sprintf("Pod %s was taken away (%s)%s: %s", pod.Name, c.Reason, onNode(pod), dot(c.Message))
+	case by != "":
+		v.reason, v.message = by, fmt.Sprintf("Pod %s %s", pod.Name, why)
 	case t != nil:
 		v.message = fmt.Sprintf("Pod %s ended with exit code %d%s and left no result: %s", pod.Name, t.ExitCode, reasonIn(t.Reason), dot(tail(t.Message)))
 	case pod.Status.Reason != "" || pod.Status.Message != "":
@@ -158,6 +161,18 @@ func explain(pod *corev1.Pod, job *batchv1.Job) verdict {
 		v.message = fmt.Sprintf("Pod %s failed and says nothing about it.", pod.Name)
 	}
 	return v
+}
+
+// takenAway says who ended a pod that could have gone on: the reason, "" for
+// nobody, and the words that follow "the pod".
+func takenAway(pod *corev1.Pod) (reason, why string) {
+	if pod.Status.Reason == "Evicted" {
+		return reasonPodEvicted, fmt.Sprintf("was evicted%s: %s", onNode(pod), dot(pod.Status.Message))
+	}
+	if c := disruption(pod); c != nil {
+		return reasonPodDisrupted, fmt.Sprintf("was taken away (%s)%s: %s", c.Reason, onNode(pod), dot(c.Message))
+	}
+	return "", ""
 }
 
 // final tells whether the Job fails at once with a result.
@@ -189,7 +204,7 @@ func waiting(pod *corev1.Pod) (reason, message string) {
 }
 
 // sentence says phase, step, attempts, pod and cause.
-func sentence(r *result.Result, pod *corev1.Pod, userLine int) string {
+func sentence(r *result.Result, cause string, pod *corev1.Pod, userLine int) string {
 	var b strings.Builder
 	verb := "failed"
 	if r.Outcome == result.Interrupted {
@@ -211,7 +226,6 @@ func sentence(r *result.Result, pod *corev1.Pod, userLine int) string {
 	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].N > 1 {
 		fmt.Fprintf(&b, ", after %d attempts", r.Attempts[n-1].N)
 	}
-	cause := r.Message
 	if cause == "" {
 		cause = r.Reason.Entry().Sentence
 	}

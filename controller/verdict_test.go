@@ -82,6 +82,7 @@ func TestJudge(t *testing.T) {
 	evicted := func(p *corev1.Pod) {
 		p.Status.Reason, p.Status.Message = "Evicted", "The node was low on resource: ephemeral-storage."
 	}
+	atStep := func(r *result.Result) { r.Step = &result.Step{Stage: "final", Number: 3, Of: 7, Instruction: "RUN make"} }
 	for _, tt := range []struct {
 		name   string
 		job    *batchv1.Job
@@ -160,6 +161,24 @@ func TestJudge(t *testing.T) {
 		{"a result without a message", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonPushDenied, func(r *result.Result) { r.Message = "" }))}, failed, "PushDenied", []string{result.ReasonPushDenied.Entry().Sentence}},
 		{"a result with a reason that the API would refuse", testJob(policy), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonStepFailed, func(r *result.Result) { r.Reason = "not a reason!" }))}, failed, reasonPodFailed, []string{"what went wrong"}},
 		{"evicted for good", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, evicted)}, failed, reasonPodEvicted, []string{"low on resource: ephemeral-storage"}},
+		{
+			"evicted for good, with a word of where it was", testJob(backoff),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, evicted, withResult(result.ReasonInterrupted, atStep))},
+			failed, reasonPodEvicted,
+			[]string{"was interrupted in phase Build, at step 3/7 of stage final", "in pod build-x-a: the pod was evicted on node node1: The node was low on resource: ephemeral-storage."},
+		},
+		{
+			"drained, with a word of where it was", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonInterrupted, atStep), with(corev1.DisruptionTarget, corev1.ConditionTrue, "EvictionByEvictionAPI", "Eviction API: evicting"))},
+			pending, reasonPodDisrupted,
+			[]string{"at step 3/7 of stage final", "the pod was taken away (EvictionByEvictionAPI) on node node1: Eviction API: evicting. Another pod may follow."},
+		},
+		{
+			"failed before it was evicted", testJob(policy),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, evicted, withResult(result.ReasonStepFailed, atStep))},
+			failed, "StepFailed",
+			[]string{"in pod build-x-a: what went wrong."},
+		},
 		{
 			"killed for memory", testJob(backoff),
 			[]corev1.Pod{testPod(0, corev1.PodFailed, exited(137, "OOMKilled", ""), func(p *corev1.Pod) {
