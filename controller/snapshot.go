@@ -26,9 +26,10 @@ type snapshot struct {
 	configMaps, secrets []metav1.PartialObjectMetadata
 }
 
-// observe reads what the cache has. What the cache says to be without an owner is
-// asked of the API server again, since a cache can be behind: a Job may be seen
-// before the build that it is for.
+// observe reads what the cache has. Two things are asked of the API server again,
+// since a cache can be behind, each kind for itself: what is said to be without an
+// owner, as a Job that is seen before the build that it is for; and the pods of a Job
+// that has ended, since what they say of the build's end is written down for good.
 func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error) {
 	s := &snapshot{name: name}
 	if err := s.readConfig(ctx, r.Client); err != nil {
@@ -42,8 +43,7 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error
 	var jobs batchv1.JobList
 	var pods corev1.PodList
 	for _, list := range []client.ObjectList{&jobs, &pods, configMaps, secrets} {
-		err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.HasLabels{labelEphemeral}, client.MatchingLabels{labelConfig: labelValue(name)})
-		if err != nil {
+		if err := r.Client.List(ctx, list, r.objectsFor(name)...); err != nil {
 			return nil, err
 		}
 	}
@@ -58,6 +58,13 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error
 			return nil, err
 		}
 	}
+	if s.somethingEnds() {
+		pods = corev1.PodList{}
+		if err := r.Live.List(ctx, &pods, r.objectsFor(name)...); err != nil {
+			return nil, err
+		}
+		s.pods = pods.Items
+	}
 	if s.config == nil {
 		return s, nil
 	}
@@ -69,6 +76,11 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error
 		return nil, err
 	}
 	return s, nil
+}
+
+// objectsFor selects the objects of the builds of a config.
+func (r *Reconciler) objectsFor(name string) []client.ListOption {
+	return []client.ListOption{client.InNamespace(r.Namespace), client.HasLabels{labelEphemeral}, client.MatchingLabels{labelConfig: labelValue(name)}}
 }
 
 // ofKind says in each object of what kind it is, which a list does not.
@@ -108,6 +120,17 @@ func (s *snapshot) somethingIsOrphaned() bool {
 		}
 	}
 	return len(s.orphans()) > 0
+}
+
+// somethingEnds tells whether a Job has ended and its build has not.
+func (s *snapshot) somethingEnds() bool {
+	for i := range s.builds {
+		job := s.jobOf(&s.builds[i])
+		if job != nil && ended(&s.builds[i]) == "" && (jobCondition(job, batchv1.JobComplete) != nil || jobCondition(job, batchv1.JobFailed) != nil) {
+			return true
+		}
+	}
+	return false
 }
 
 // owned tells whether a build is of the config that exists now, and not of an

@@ -82,7 +82,9 @@ func TestJudge(t *testing.T) {
 	evicted := func(p *corev1.Pod) {
 		p.Status.Reason, p.Status.Message = "Evicted", "The node was low on resource: ephemeral-storage."
 	}
-	atStep := func(r *result.Result) { r.Step = &result.Step{Stage: "final", Number: 3, Of: 7, Instruction: "RUN make"} }
+	atStep := func(r *result.Result) {
+		r.Step = &result.Step{Stage: "final", Number: 3, Of: 7, Instruction: "RUN make"}
+	}
 	for _, tt := range []struct {
 		name   string
 		job    *batchv1.Job

@@ -9,11 +9,16 @@ import (
 	"testing"
 
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/strata-build/strata/agent/result"
 )
 
 // stale is a client whose reads are now and then as old as their last answer, each
@@ -63,6 +68,51 @@ func (s *stale) meddle(ctx context.Context) {
 	o := &mcfgv1.MachineOSConfig{}
 	o.Name = s.name
 	_ = s.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch)) // it may be gone
+}
+
+// oldPods is a client whose pods are those of one moment.
+type oldPods struct {
+	client.Client
+	pods corev1.PodList
+}
+
+func (o *oldPods) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if pods, ok := list.(*corev1.PodList); ok {
+		o.pods.DeepCopyInto(pods)
+		return nil
+	}
+	return o.Client.List(ctx, list, opts...)
+}
+
+// TestTheEndIsReadOfPodsAsTheyAre: a Job that is seen to have ended before its pod is
+// seen to have is told by what the pod left, since a build's end is written once.
+func TestTheEndIsReadOfPodsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		reason    result.Reason
+		condition mcfgv1.BuildProgress
+		job       string
+	}{
+		{result.ReasonSucceeded, mcfgv1.MachineOSBuildSucceeded, "Complete"},
+		{result.ReasonStepFailed, mcfgv1.MachineOSBuildFailed, "Failed"},
+	} {
+		t.Run(string(tt.reason), func(t *testing.T) {
+			t.Parallel()
+			w := driven(t)
+			_, pod := w.building()
+			cached := &oldPods{Client: w.drive.Client, pods: corev1.PodList{Items: w.pods()}}
+			healthy := w.drive
+			w.drive = nil // it is away while the build ends
+			w.end(pod, resultOf(tt.reason))
+			w.until("the Job has ended", func() bool { return meta.IsStatusConditionTrue(jobConditions(&w.jobs()[0]), tt.job) })
+			w.drive = healthy
+			w.drive.Client = cached
+			w.until("the build has ended", func() bool { return condition(w.build(), mcfgv1.MachineOSBuilding).Reason != "Building" })
+			if c := condition(w.build(), tt.condition); c.Status != metav1.ConditionTrue || c.Reason != string(tt.reason) {
+				t.Errorf("it is not %s for %s:\n%s", tt.condition, tt.reason, w.dump())
+			}
+		})
+	}
 }
 
 // TestStaleCachesAndConflicts plays every flow with a cache that is behind and with
