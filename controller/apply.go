@@ -47,6 +47,11 @@ func (r *Reconciler) apply(ctx context.Context, s *snapshot, p plan) (waits bool
 		switch err := r.Client.Create(ctx, p.create); {
 		case err == nil:
 			r.Metrics.created(config)
+		case apierrors.IsAlreadyExists(err):
+			if err := r.taken(ctx, p.create, err); err != nil {
+				return false, err
+			}
+			p.reason, p.message = reasonNameTaken, fmt.Sprintf("MachineOSBuild %s exists, but its label %s does not name MachineOSConfig %s: delete it, so that it can be made again.", p.create.Name, labelConfig, config.Name)
 		case refused(err):
 			p.reason, p.message = reasonRefused, fmt.Sprintf("The API server refuses MachineOSBuild %s: %v.", p.create.Name, err)
 		default:
@@ -121,8 +126,22 @@ func (r *Reconciler) prepare(ctx context.Context, config *mcfgv1.MachineOSConfig
 	return job, names, r.ensure(ctx, job, build)
 }
 
+// taken returns an error that is tried again when a build that exists is one that a
+// cache is yet to see, and nil when it will never be seen as this config's.
+func (r *Reconciler) taken(ctx context.Context, wanted *mcfgv1.MachineOSBuild, exists error) error {
+	var now mcfgv1.MachineOSBuild
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(wanted), &now); err != nil {
+		return errors.Join(client.IgnoreNotFound(err), exists)
+	}
+	if now.Labels[labelConfig] == wanted.Labels[labelConfig] && now.Spec.MachineOSConfig.Name == wanted.Spec.MachineOSConfig.Name {
+		return exists
+	}
+	return nil
+}
+
 // ensure creates an object of a build, or takes the one that is there. One of
-// another build that is not gone yet is an error that is tried again.
+// another build that is not gone yet is an error that is tried again, and one that is
+// of no build a problem.
 func (r *Reconciler) ensure(ctx context.Context, o client.Object, build *mcfgv1.MachineOSBuild) error {
 	kind := kindOf(o)
 	err := r.Client.Create(ctx, o)
@@ -131,8 +150,12 @@ func (r *Reconciler) ensure(ctx context.Context, o client.Object, build *mcfgv1.
 		if err := r.Live.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return err
 		}
-		if !belongsTo(o, build) || o.GetDeletionTimestamp() != nil {
+		_, ofBuilds := o.GetLabels()[labelEphemeral]
+		switch {
+		case o.GetDeletionTimestamp() != nil, ofBuilds && !belongsTo(o, build):
 			return apierrors.NewConflict(corev1.Resource(kind), o.GetName(), errors.New("one of an older build is not gone yet"))
+		case !ofBuilds:
+			return problemf(reasonNameTaken, "%s %s exists in namespace %s and lacks the labels of an object of a build: delete it, since MachineOSBuild %s needs its name.", kind, o.GetName(), o.GetNamespace(), build.Name)
 		}
 		return nil
 	case refused(err):

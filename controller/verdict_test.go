@@ -235,7 +235,7 @@ func TestEveryReasonIsDocumented(t *testing.T) {
 	page := Conditions()
 	for _, reason := range []string{
 		reasonPoolMissing, reasonPoolNotRendered, reasonMachineConfigMissing, reasonMachineConfigInvalid, reasonMachineConfigLarge, reasonSecretMissing,
-		reasonSecretInvalid, reasonPushSpecInvalid, reasonBuildPodInvalid, reasonRefused, reasonRebuilding, reasonStopping, reasonRemoving, reasonPreparing,
+		reasonSecretInvalid, reasonPushSpecInvalid, reasonBuildPodInvalid, reasonRefused, reasonNameTaken, reasonRebuilding, reasonStopping, reasonRemoving, reasonPreparing,
 		reasonPrepared, reasonPodPending, reasonUnschedulable, reasonImagePull, reasonPodInvalid, reasonBuilding, reasonPodEvicted, reasonPodDisrupted,
 		reasonOutOfMemory, reasonPodFailed, reasonResultMissing, reasonResultLost, reasonSuperseded,
 	} {

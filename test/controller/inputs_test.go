@@ -7,12 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -329,5 +332,55 @@ func TestNoSecretIsCopied(t *testing.T) {
 	w.building()
 	if n := len(w.secrets()); n != 0 {
 		t.Errorf("%d secrets were made", n)
+	}
+}
+
+// TestNamesThatAreTaken: an object that is in the way of a build's is named, is left
+// alone, and is not asked for again and again.
+func TestNamesThatAreTaken(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		// made is the object of another maker that has the name of a build's.
+		made func(*mcfgv1.MachineOSBuild) client.Object
+	}{
+		{"ConfigMap", func(b *mcfgv1.MachineOSBuild) client.Object {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "containerfile-" + b.Name}, Data: map[string]string{"mine": "1"}}
+		}},
+		{"Job", func(b *mcfgv1.MachineOSBuild) client.Object {
+			j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "build-" + b.Name}}
+			j.Spec.Suspend = ptr.To(true)
+			j.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "x"}}}
+			return j
+		}},
+		{"MachineOSBuild", func(b *mcfgv1.MachineOSBuild) client.Object {
+			return &mcfgv1.MachineOSBuild{ObjectMeta: metav1.ObjectMeta{Name: b.Name}, Spec: b.Spec}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.drive = newReconciler(t, server.Config)
+			w.until("a build is made", func() bool { return len(w.builds()) == 1 })
+			b := w.build()
+			w.must(admin.Delete(w.ctx(), b)) // it is known by which name the next one goes
+			other := tt.made(b)
+			w.must(admin.Create(w.ctx(), other))
+			w.until("the config says what is in the way", func() bool {
+				c := meta.FindStatusCondition(w.config().Status.Conditions, "ImageReady")
+				return c != nil && c.Status == metav1.ConditionFalse && c.Reason == "NameTaken" && strings.Contains(c.Message, tt.name+" "+other.GetName())
+			})
+			got, err := w.drive.Reconcile(w.ctx(), ctrl.Request{NamespacedName: client.ObjectKey{Name: w.name}})
+			if err != nil || got.RequeueAfter != time.Minute {
+				t.Errorf("it looks again after %v (%v), want a minute", got.RequeueAfter, err)
+			}
+			uid := other.GetUID()
+			w.must(admin.Get(w.ctx(), client.ObjectKeyFromObject(other), other))
+			if other.GetUID() != uid || other.GetDeletionTimestamp() != nil {
+				t.Errorf("the other's %s is not left alone", tt.name)
+			}
+			w.must(admin.Delete(w.ctx(), other, client.PropagationPolicy(metav1.DeletePropagationBackground)))
+			w.until("it heals", func() bool { return w.only() != nil && is(w.only(), mcfgv1.MachineOSBuildPrepared) })
+		})
 	}
 }
