@@ -65,8 +65,6 @@ func decide(s *snapshot) (p plan) {
 	case s.pool.Spec.Configuration.Name == "":
 		p.reason = reasonPoolNotRendered
 		p.message = fmt.Sprintf("MachineConfigPool %s has no rendered MachineConfig yet (spec.configuration.name is empty).", s.pool.Name)
-	default:
-		p.reason, p.message = checkPushSpec(s.config)
 	}
 	if p.reason != "" {
 		return p
@@ -102,6 +100,9 @@ func decide(s *snapshot) (p plan) {
 		return p
 	}
 	if current == nil {
+		if p.reason, p.message = checkPushSpec(s.config); p.reason != "" {
+			return p
+		}
 		p.create = newBuild(s.config, name, s.pool.Spec.Configuration.Name, accepted)
 		p.reason, p.message = reasonPreparing, fmt.Sprintf("MachineOSBuild %s is being made.", name)
 		return p
@@ -134,6 +135,11 @@ func (p *plan) progress(s *snapshot, accepted *acceptance) {
 			p.verdict = verdict{state: preparing, reason: reasonStopping, message: "An older build is being stopped: " + held(others)}
 			return
 		}
+		if left := s.leftOver(p.current); len(left) > 0 {
+			p.remove = append(p.remove, left...)
+			p.verdict = verdict{state: preparing, reason: reasonStopping, message: "The Job of the build is gone, and its pod is being stopped: " + held(left)}
+			return
+		}
 		p.verdict = verdict{state: preparing, reason: reasonPreparing, message: "The objects of the build are being made."}
 		p.prepare = true
 	}
@@ -157,6 +163,19 @@ func (s *snapshot) othersAtWork(current *mcfgv1.MachineOSBuild) (found []client.
 	}
 	for i := range s.pods {
 		if p := &s.pods[i]; !belongsTo(p, current) && p.Status.Phase != "Succeeded" && p.Status.Phase != "Failed" {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// leftOver are the pods that may work for a build that has no Job.
+func (s *snapshot) leftOver(b *mcfgv1.MachineOSBuild) (found []client.Object) {
+	if s.jobOf(b) != nil {
+		return nil
+	}
+	for i := range s.pods {
+		if p := &s.pods[i]; belongsTo(p, b) && p.Status.Phase != "Succeeded" && p.Status.Phase != "Failed" {
 			found = append(found, p)
 		}
 	}

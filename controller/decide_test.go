@@ -108,6 +108,10 @@ func asked(key, value string) func(*snapshot) {
 	return func(s *snapshot) { s.config.Annotations[key] = value }
 }
 
+func pushSpecOf(spec mcfgv1.ImageTagFormat) func(*snapshot) {
+	return func(s *snapshot) { s.config.Spec.RenderedImagePushSpec = spec }
+}
+
 // accepted lets the requests that are there be accepted, in version 7 of the config.
 func accepted(s *snapshot) { accept(s.config) }
 
@@ -149,7 +153,7 @@ func TestDecide(t *testing.T) {
 		{"nothing yet", testSnapshot(), "create now for ; wait Preparing"},
 		{"no pool", testSnapshot(func(s *snapshot) { s.pool = nil }), "wait PoolMissing"},
 		{"pool not rendered", testSnapshot(func(s *snapshot) { s.pool.Spec.Configuration.Name = "" }), "wait PoolNotRendered"},
-		{"push spec with two namespaces", testSnapshot(func(s *snapshot) { s.config.Spec.RenderedImagePushSpec = "registry.example/a/b/c:x" }), "wait PushSpecUnsupported"},
+		{"push spec with two namespaces", testSnapshot(pushSpecOf("registry.example/a/b/c:x")), "wait PushSpecUnsupported"},
 		{"build, no objects", testSnapshot(hasBuild(now1, "b", "")), "current; prepare; verdict Preparing"},
 		{"build, some objects", testSnapshot(hasBuild(now1, "b", ""), hasConfigMap("m", "b")), "current; prepare; verdict Preparing"},
 		{"build with its Job", testSnapshot(hasBuild(now1, "b", ""), hasJob(now1, "b")), "current; verdict PodPending"},
@@ -173,6 +177,9 @@ func TestDecide(t *testing.T) {
 		},
 
 		// Other inputs.
+		{"the Job was deleted, and its pod works on", testSnapshot(hasBuild(now1, "b", ""), hasPod(now1, "b", corev1.PodRunning)), "remove Pod build-now-pod; current; verdict OlderBuildStopping"},
+		{"the Job was deleted, and its pod has ended", testSnapshot(hasBuild(now1, "b", ""), hasPod(now1, "b", corev1.PodFailed)), "current; prepare; verdict Preparing"},
+		{"an older build works, and the new inputs cannot be built", testSnapshot(pushSpecOf("registry.example/a/b/c:x"), hasBuild(now0, "a", ""), hasJob(now0, "a"), hasPod(now0, "a", corev1.PodRunning)), "interrupt a; remove Job build-before; remove Pod build-before-pod; wait PushSpecUnsupported"},
 		{"an older build works", testSnapshot(hasBuild(now0, "a", ""), hasJob(now0, "a"), hasPod(now0, "a", corev1.PodRunning)), "interrupt a; remove Job build-before; remove Pod build-before-pod; create now for ; wait Preparing"},
 		{"an older build still stops", testSnapshot(hasBuild(now0, "a", mcfgv1.MachineOSBuildInterrupted), hasPod(now0, "a", corev1.PodRunning), hasBuild(now1, "b", "")), "remove Pod build-before-pod; current; verdict OlderBuildStopping"},
 		{"an older build has stopped", testSnapshot(hasBuild(now0, "a", mcfgv1.MachineOSBuildInterrupted), hasBuild(now1, "b", "")), "current; prepare; verdict Preparing"},

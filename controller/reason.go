@@ -62,7 +62,7 @@ var entries = []entry{
 	{reasonBuildPodInvalid, shownWaiting, "The settings of the build pod cannot be read.", "Correct the annotation `strata.build/build-pod` of the MachineOSConfig at the field that the message names."},
 	{reasonRefused, shownWaiting, "The API server refuses the Job or a ConfigMap of the build.", "Read its answer: a quota, a policy or an admission webhook of the namespace, or a setting of the build pod that is not valid."},
 	{reasonNameTaken, shownWaiting, "An object with a name that the build needs exists, and its labels do not say that it is the build's.", "Delete the object that the message names; somebody made it, or took its labels away."},
-	{reasonStopping, shownWaiting, "An older build of the same config has not stopped yet.", "Wait: its pod has 30 seconds. A pod that stays belongs to a node that does not answer; delete it with --force when the node is known to be down."},
+	{reasonStopping, shownWaiting, "An older build of the same config, or a pod whose Job was deleted, has not stopped yet.", "Wait: its pod has 30 seconds. A pod that stays belongs to a node that does not answer; delete it with --force when the node is known to be down."},
 	{reasonRemoving, shownConfig, "An older build of the same name is not gone yet.", "Wait. When it stays, the message names the object that is held and the finalizer that holds it."},
 	{reasonRebuilding, shownConfig, "A rebuild was asked for, and what the last build left is being removed.", "Wait. When it stays, the message names the object that is held and the finalizer that holds it."},
 	{reasonPreparing, shownProgress, "The objects of the build are being made.", "Wait."},

@@ -28,7 +28,7 @@ type snapshot struct {
 
 // observe reads what the cache has. Two things are asked of the API server again,
 // since a cache can be behind, each kind for itself: what is said to be without an
-// owner, as a Job that is seen before the build that it is for; and the pods of a Job
+// owner, as a Job that is seen before the build that it is for or a pod before its Job; and the pods of a Job
 // that has ended, since what they say of the build's end is written down for good.
 func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error) {
 	s := &snapshot{name: name}
@@ -57,6 +57,13 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*snapshot, error
 		if err := s.readBuilds(ctx, r.Live); err != nil {
 			return nil, err
 		}
+	}
+	if s.somethingIsLeftOver() {
+		jobs = batchv1.JobList{}
+		if err := r.Live.List(ctx, &jobs, r.objectsFor(name)...); err != nil {
+			return nil, err
+		}
+		s.jobs = jobs.Items
 	}
 	if s.somethingEnds() {
 		pods = corev1.PodList{}
@@ -120,6 +127,11 @@ func (s *snapshot) somethingIsOrphaned() bool {
 		}
 	}
 	return len(s.orphans()) > 0
+}
+
+// somethingIsLeftOver tells whether a build that has not ended has a pod and no Job.
+func (s *snapshot) somethingIsLeftOver() bool {
+	return slices.ContainsFunc(s.builds, func(b mcfgv1.MachineOSBuild) bool { return ended(&b) == "" && len(s.leftOver(&b)) > 0 })
 }
 
 // somethingEnds tells whether a Job has ended and its build has not.

@@ -448,3 +448,30 @@ func TestNothingOfABuildThatIsGoneStays(t *testing.T) {
 	}
 	w.consistent()
 }
+
+// TestJobDeletedAndItsPodKept: while a pod works whose Job somebody took away, no other
+// pod works for the same build, and it is stopped.
+func TestJobDeletedAndItsPodKept(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	b, pod := w.building()
+	job := w.jobs()[0]
+	pod.Finalizers = append(pod.Finalizers, "example.com/held") // as if it took its time to stop
+	w.must(admin.Update(w.ctx(), pod))
+	w.must(admin.Delete(w.ctx(), &job, client.PropagationPolicy(metav1.DeletePropagationOrphan)))
+	w.until("the build waits for the pod to stop", func() bool {
+		c := condition(w.build(), mcfgv1.MachineOSBuildPrepared)
+		return c.Reason == "OlderBuildStopping" && strings.Contains(c.Message, pod.Name) && w.pods()[0].DeletionTimestamp != nil
+	})
+	w.settle()
+	if n := len(w.jobs()); n != 0 {
+		t.Errorf("there are %d Jobs beside the pod", n)
+	}
+	w.must(admin.Get(w.ctx(), client.ObjectKeyFromObject(pod), pod))
+	pod.Finalizers = nil
+	w.must(admin.Update(w.ctx(), pod))
+	w.until("another Job", func() bool { return len(w.jobs()) == 1 && w.jobs()[0].UID != job.UID })
+	if now := w.succeeded(); now.UID != b.UID {
+		t.Error("another build was made")
+	}
+}
