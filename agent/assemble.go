@@ -88,7 +88,8 @@ const maxDepth = 32
 
 // copyTree copies a directory, following links, for this user alone. The entries
 // that begin with two dots, by which a kubelet swaps the content of a volume, are left
-// out: what is visible are links to them.
+// out: what is visible are links to them. A link to what is not there stays one: it may
+// be there for steps.
 func copyTree(source, target string, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%s is more than %d directories deep: do its links go round in a circle?", source, maxDepth)
@@ -107,6 +108,8 @@ func copyTree(source, target string, depth int) error {
 		from, to := filepath.Join(source, entry.Name()), filepath.Join(target, entry.Name())
 		info, err := os.Stat(from)
 		switch {
+		case errors.Is(err, fs.ErrNotExist) && entry.Type() == fs.ModeSymlink:
+			err = copyLink(from, to)
 		case err != nil:
 			return err
 		case info.IsDir():
@@ -119,6 +122,14 @@ func copyTree(source, target string, depth int) error {
 		}
 	}
 	return nil
+}
+
+func copyLink(source, target string) error {
+	leads, err := os.Readlink(source)
+	if err != nil {
+		return err
+	}
+	return os.Symlink(leads, target)
 }
 
 // copyFile copies a file and gives the copy the mode, or that of the original when it

@@ -28,7 +28,9 @@ func checkMounts(mounts []PodMount) (remarks []string) {
 		default:
 			files, _ := filepath.Glob(filepath.Join(m.Source, "*.repo")) // there is no bad pattern to fail for
 			for _, file := range files {
-				remarks = append(remarks, checkRepository(file, mounts)...)
+				if !irregular(file) {
+					remarks = append(remarks, checkRepository(file, mounts)...)
+				}
 			}
 		}
 	}
@@ -40,6 +42,9 @@ func checkEntitlement(dir string, now time.Time) (remarks []string) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.pem"))
 	certificates := 0
 	for _, file := range files {
+		if irregular(file) {
+			continue // steps do not get it
+		}
 		text, err := os.ReadFile(file)
 		if err != nil {
 			remarks = append(remarks, fmt.Sprintf("the entitlement %s cannot be read: %v", file, err))
@@ -64,6 +69,13 @@ func checkEntitlement(dir string, now time.Time) (remarks []string) {
 		remarks = append(remarks, fmt.Sprintf("no entitlement certificate is in %s, which is to hold NAME.pem and NAME-key.pem", dir))
 	}
 	return remarks
+}
+
+// irregular tells of what is there and no regular file, such as a pipe, which nobody may
+// write to.
+func irregular(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && !info.Mode().IsRegular()
 }
 
 // readPEM returns the first certificate in a file, nil for none, and whether there is

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -75,6 +76,17 @@ func TestEntitlements(t *testing.T) {
 			wantRemarks(t, checkEntitlement(tree(t, tt.files), today), tt.want...)
 		})
 	}
+}
+
+// TestPipesAmongMounts are not waited for: nobody may ever write to them.
+func TestPipesAmongMounts(t *testing.T) {
+	dir := tree(t, nil)
+	for _, name := range []string{"1.pem", "own.repo"} {
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantRemarks(t, checkMounts([]PodMount{{Source: dir, Target: entitlementDir}, {Source: dir, Target: "/etc/yum.repos.d"}}), "no entitlement certificate is in")
 }
 
 func TestFilesThatRepositoriesName(t *testing.T) {

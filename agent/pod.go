@@ -58,7 +58,7 @@ func (s *Settings) readPod(args, environ []string, root string, problems *Proble
 	}
 	if len(args) == 0 && (exists(at(podContainerfile)) || len(found) > 0) {
 		s.Pod.Context, s.Pod.MachineConfig = true, found
-		if s.Containerfile == "" && exists(at(podContainerfile)) {
+		if s.Containerfile == "" { // that it is not there is said where all files are looked at
 			s.Containerfile = at(podContainerfile)
 		}
 	}
@@ -80,6 +80,8 @@ func (s *Settings) readPod(args, environ []string, root string, problems *Proble
 		switch info, err := os.Stat(source); {
 		case target == "" || m.variable == "" && os.IsNotExist(err):
 			continue
+		case m.variable == "" && (err != nil || !info.IsDir()):
+			s.Pod.Remarks = append(s.Pod.Remarks, fmt.Sprintf("%s is not a directory that can be read: steps get no %s", m.source, m.what))
 		case err != nil || !info.IsDir() || !filepath.IsAbs(target):
 			s.Pod.Remarks = append(s.Pod.Remarks, fmt.Sprintf("%s is %q, which is not the absolute path of a directory here: steps get no %s", m.variable, target, m.what))
 		default:

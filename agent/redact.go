@@ -58,7 +58,7 @@ func (r *redactor) addProxy(proxy string) {
 		return
 	}
 	if password != "" {
-		r.add(password, unescaped(password), unescaped(user)+":"+unescaped(password))
+		r.add(password, unescaped(password), user+":"+password, unescaped(user)+":"+unescaped(password))
 	}
 }
 

@@ -57,6 +57,16 @@ func TestPasswordsOfProxiesAreHidden(t *testing.T) {
 	}
 }
 
+// TestUserOfAProxyIsHidden together with the password, however that is written.
+func TestUserOfAProxyIsHidden(t *testing.T) {
+	for _, proxy := range []string{"http://robot:s3cr3t@proxy:3128", "http://robot:p%40ss%2Fword@proxy:3128"} {
+		r := withProxies(t, map[string]string{"HTTP_PROXY": proxy})
+		if got, want := r.text("HTTP_PROXY="+proxy), "HTTP_PROXY=http://"+redacted+"@proxy:3128"; got != want {
+			t.Errorf("%s became %s, want %s", proxy, got, want)
+		}
+	}
+}
+
 func TestProxiesWithoutAPasswordHideNothing(t *testing.T) {
 	r := withProxies(t, map[string]string{
 		"HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "proxy:3128", "ALL_PROXY": "http://robot:@proxy", "FTP_PROXY": "::",

@@ -337,7 +337,7 @@ func (s *Settings) check(args []string, p *Problems) {
 		{"isolation", s.Isolation, []string{"", "chroot", "oci", "rootless"}},
 	} {
 		if !slices.Contains(c.allowed, c.value) {
-			p.add("--%s %q is not one of %s", c.flag, c.value, strings.TrimPrefix(strings.Join(c.allowed, ", "), ", "))
+			p.add("%s %q is not one of %s", s.named(c.flag), c.value, strings.TrimPrefix(strings.Join(c.allowed, ", "), ", "))
 		}
 	}
 	if s.Platform != "" {
@@ -413,6 +413,7 @@ func (s *Settings) findContainerfile() (string, error) {
 }
 
 func (s *Settings) checkDestination(p *Problems) {
+	push := s.Push
 	if s.Tag != "" {
 		if err := images.CheckTag(s.Tag); err != nil {
 			p.add("%s: %w", s.named("tag"), err)
@@ -436,13 +437,13 @@ func (s *Settings) checkDestination(p *Problems) {
 			p.add("%s: %w", s.named("output"), err)
 		}
 	}
-	if s.SigningKey != "" && !s.Push {
+	if s.SigningKey != "" && !push {
 		p.add("--sign-by-sigstore-private-key needs --push: an image is signed in a registry")
 	}
 	if s.PassphraseFile != "" && s.SigningKey == "" {
 		p.add("--sign-passphrase-file needs --sign-by-sigstore-private-key, the key that it is for")
 	}
-	if s.DigestFile != "" && !s.Push && s.Output == "" {
+	if s.DigestFile != "" && !push && s.Output == "" {
 		p.add("--digestfile needs --push or --output: an image has no digest before it is written somewhere")
 	}
 }
@@ -497,7 +498,7 @@ func (s *Settings) checkNumbers(p *Problems) {
 		{"max-retries", s.MaxRetries, 1}, {"jobs", s.Jobs, 0}, {"result-max", s.ResultMax, result.MinBytes},
 	} {
 		if n.value < n.min {
-			p.add("--%s %d: it must be at least %d", n.flag, n.value, n.min)
+			p.add("%s %d: it must be at least %d", s.named(n.flag), n.value, n.min)
 		}
 	}
 	for _, d := range []struct {
@@ -505,7 +506,7 @@ func (s *Settings) checkNumbers(p *Problems) {
 		value time.Duration
 	}{{"retry-delay", s.RetryDelay}, {"retry-max-delay", s.RetryMaxDelay}, {"deadline", s.Deadline}, {"stall-timeout", s.StallTimeout}} {
 		if d.value < 0 {
-			p.add("--%s %v: it must not be negative", d.flag, d.value)
+			p.add("%s %v: it must not be negative", s.named(d.flag), d.value)
 		}
 	}
 	if s.sourceDateEpoch != "" {

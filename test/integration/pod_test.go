@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -192,6 +193,17 @@ func TestTagThatCannotBePushedTo(t *testing.T) {
 	l.env = append(l.env, "TAG=layered")
 	o := l.build()
 	o.wantFailure(t, result.ReasonSettingsInvalid, `TAG: "layered" does not say which registry to push to`)
+	for name, want := range map[string]string{
+		l.image("os/Upper:1"):                             "repository name must be lowercase",
+		l.image("os/x@sha256:" + strings.Repeat("0", 64)): "has a digest",
+	} {
+		l.env = append(l.env, "TAG="+name, "MAX_RETRIES=0")
+		o := l.build()
+		o.wantFailure(t, result.ReasonSettingsInvalid, name, want, "MAX_RETRIES 0: it must be at least 1")
+		if strings.Contains(o.result.Message, "digestfile") {
+			t.Errorf("the message has more than what was said: %s", o.result.Message)
+		}
+	}
 }
 
 func TestCredentialsOfThePod(t *testing.T) {
@@ -344,6 +356,33 @@ func TestMountsOfThePod(t *testing.T) {
 	if len(l.lines(filepath.Join(l.dir, "pod/etc/yum.repos.d/more.repo"))) != 0 {
 		t.Error("a step wrote into the original")
 	}
+}
+
+// TestOddMountsOfThePod: what a directory may have besides files breaks no build.
+func TestOddMountsOfThePod(t *testing.T) {
+	l := newPod(t).withBusy()
+	l.file(podEntitlement+"/sub dir/a b.pem", "deep")
+	l.file(podEntitlement+"/-rf,ü:*.pem", "odd")
+	link(t, "/etc/passwd-of-the-image", filepath.Join(l.dir, podEntitlement, "link.pem"))
+	if err := syscall.Mkfifo(filepath.Join(l.dir, podEntitlement, "pipe.pem"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.file("pod/run/secrets/rhsm", "no directory")
+	l.env = append(l.env, "ETC_PKI_ENTITLEMENT_MOUNTPOINT=/etc/pki/entitlement")
+	l.pod("FROM HOST/base/busy:1", "RUN echo there > /etc/passwd-of-the-image",
+		"RUN cd /etc/pki/entitlement && cat 'sub dir/a b.pem' './-rf,ü:*.pem' link.pem && test ! -e pipe.pem")
+	o := l.build()
+	o.wantSuccess(t)
+	o.wantLine(t, "deepoddthere")
+	o.wantLine(t, "Warning: /var/run/secrets/rhsm is not a directory that can be read: steps get no subscription manager's configuration")
+}
+
+// TestPodWithoutAContainerfile says where it is missing.
+func TestPodWithoutAContainerfile(t *testing.T) {
+	l := newPod(t)
+	l.file(podMachineConfig, encoded(gzipped(t, machineConfig)))
+	o := l.build()
+	o.wantFailure(t, result.ReasonSettingsInvalid, "/tmp/containerfile/Containerfile")
 }
 
 func TestMountsThatAreNotThere(t *testing.T) {
