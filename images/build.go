@@ -407,7 +407,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 		NetworkInterface:        noNetwork{},
 		NoCache:                 spec.NoCache,
 		OS:                      sys.OSChoice,
-		Output:                  spec.Tag,
+		Output:                  trimDocker(spec.Tag), // with it the library would push, and keep nothing
 		OutputFormat:            format,
 		PullPolicy:              e.pullPolicy(ctx, file.Bases),
 		RemoveIntermediateCtrs:  true,

@@ -209,3 +209,18 @@ func TestManifestThatIsLost(t *testing.T) {
 		t.Errorf("the RUN step ran %d times", len(runs))
 	}
 }
+
+// TestTagThatSaysDocker is the same as one without docker://, also where nothing is pushed.
+func TestTagThatSaysDocker(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	l.build("--tag", "docker://"+l.image("os/x:1")).wantSuccess(t)
+	if n := len(l.registry.Requests()); n != 0 {
+		t.Errorf("%d requests reached the registry, which was not to be pushed to", n)
+	}
+	o := l.build("--tag", "docker://"+l.image("os/x:1"), "--push", "--retry-on", "transient")
+	o.wantSuccess(t)
+	if want := l.registry.Digest(t, "os/x", "1"); o.result.Digest != want || o.result.Image != l.image("os/x:1") {
+		t.Errorf("%s has the digest %s, the registry has %s", o.result.Image, o.result.Digest, want)
+	}
+}
