@@ -124,8 +124,9 @@ func (s BuildSpec) Check() []error {
 	add("cache-from", err)
 	_, err = parse.RepoNamesToNamedReferences(s.CacheTo)
 	add("cache-to", err)
-	_, _, err = clampUlimits(s.Ulimits)
-	add("ulimit", err)
+	if _, _, err = clampUlimits(s.Ulimits); err != nil {
+		errs = append(errs, err)
+	}
 	add("compression-level", s.Compression.check())
 	for flag, pairs := range map[string][]string{"label": s.Labels, "annotation": s.Annotations} {
 		for _, pair := range pairs {
@@ -318,7 +319,7 @@ func (e *Engine) remark(level, message string) {
 func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Containerfile) (define.BuildOptions, error) {
 	ulimits, warnings, err := clampUlimits(spec.Ulimits)
 	if err != nil {
-		return define.BuildOptions{}, invalid("--ulimit", err)
+		return define.BuildOptions{}, invalid("the limits of RUN steps", err)
 	}
 	if len(warnings) > 0 && !e.warned && file.runs() {
 		e.warned = true

@@ -18,11 +18,11 @@ const stepLimit = 1048576
 // clampUlimits returns the limits for RUN steps such that each can be set: without
 // CAP_SYS_RESOURCE, and in a user namespace even with it, a hard limit cannot be
 // raised, and a step that asks for it fails before it starts. The warnings say
-// what was lowered.
+// what was lowered, the error where what is wrong was found.
 func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	conf, err := config.Default()
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading containers.conf: %w", err)
+		return nil, nil, fmt.Errorf("the configuration of containers cannot be read: %w", err)
 	}
 	// The last mention of a limit counts, so that flags override containers.conf.
 	specs := slices.Concat(
@@ -32,8 +32,8 @@ func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 	limits := map[string]*units.Ulimit{}
 	for _, spec := range specs {
 		u, err := units.ParseUlimit(spec)
-		if err != nil {
-			return nil, nil, fmt.Errorf("ulimit %q: %w", spec, err)
+		if err != nil { // those of containers.conf were looked at when it was read
+			return nil, nil, fmt.Errorf("--ulimit: ulimit %q: %w", spec, err)
 		}
 		if limits[u.Name] == nil {
 			order = append(order, u.Name)
@@ -57,7 +57,7 @@ func clampUlimits(asked []string) (ulimits, warnings []string, err error) {
 func (e *Engine) lookAtLimits() (Finding, error) {
 	_, warnings, err := clampUlimits(e.config.Ulimits)
 	if err != nil {
-		return Finding{}, invalid("--ulimit", err)
+		return Finding{}, invalid("the limits of RUN steps", err)
 	}
 	if len(warnings) > 0 {
 		return ok("RUN steps get %s, since this process may not raise its own limits (no CAP_SYS_RESOURCE)", strings.Join(warnings, ", ")), nil

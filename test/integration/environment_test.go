@@ -118,3 +118,25 @@ func TestNothingElseIsNeeded(t *testing.T) {
 	l.env = []string{"PATH=/nonexistent"}
 	l.build("--tag", l.image("os/alone:1"), "--push").wantSuccess(t)
 }
+
+// TestConfigurationThatCannotBeRead is named, and no flag that nobody gave.
+func TestConfigurationThatCannotBeRead(t *testing.T) {
+	l := newLab(t)
+	l.containerfile("FROM scratch", "COPY Containerfile /")
+	path := l.file("broken.conf", "x = [")
+	for variable, text := range map[string]string{"CONTAINERS_CONF": "x = [", "CONTAINERS_STORAGE_CONF": "x = [", "CONTAINERS_REGISTRIES_CONF": "x = [", "CONTAINERS_CONF_OVERRIDE": "[containers]\ndefault_ulimits = [\"nofile=x\"]\n"} {
+		l.file("broken.conf", text)
+		env := l.env
+		l.env = append(env[:len(env):len(env)], variable+"="+path)
+		o := l.build()
+		l.env = env
+		want := path
+		if text != "x = [" {
+			want = "unrecognized ulimit nofile=x"
+		}
+		o.wantFailure(t, result.ReasonSettingsInvalid, want)
+		if strings.Contains(o.result.Message, "--") {
+			t.Errorf("the message names a flag: %s", o.result.Message)
+		}
+	}
+}
