@@ -52,7 +52,7 @@ is none of these is an error.
 			name = "-" + f.Shorthand + ", " + name
 		}
 		if value != "" {
-			name += " " + strings.ToUpper(value)
+			name += " " + strings.ReplaceAll(strings.ToUpper(value), "|", "\\|")
 		}
 		def := f.DefValue
 		if def == "[]" {
