@@ -25,7 +25,7 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 		return s
 	}
 	set := func(t mcfgv1.BuildProgress, is bool, reason, message string) {
-		c := metav1.Condition{Type: string(t), Status: metav1.ConditionFalse, Reason: reason, Message: message, ObservedGeneration: b.Generation, LastTransitionTime: metav1.NewTime(now)}
+		c := metav1.Condition{Type: string(t), Status: metav1.ConditionFalse, Reason: reason, Message: head(message, maxMessage), ObservedGeneration: b.Generation, LastTransitionTime: metav1.NewTime(now)}
 		if is {
 			c.Status = metav1.ConditionTrue
 		}
@@ -75,6 +75,20 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 		s.RelatedObjects = nil // they are deleted
 	}
 	return s
+}
+
+// maxMessage is how many bytes of a text a condition is given. The API takes 32768,
+// and refuses the whole status for one byte more; a person reads less.
+const maxMessage = 8192
+
+// head is the beginning of a text, at most n bytes of whole characters, with a mark
+// where something was left out.
+func head(text string, n int) string {
+	const mark = " …"
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(text[:n-len(mark)], "") + mark
 }
 
 // coreGroup stands for the core group, whose name is empty: the API takes no empty one.
@@ -149,7 +163,7 @@ func configStatus(config *mcfgv1.MachineOSConfig, b *mcfgv1.MachineOSBuild, reas
 		}
 	}
 	apimeta.SetStatusCondition(&s.Conditions, metav1.Condition{
-		Type: conditionImageReady, Status: ready, Reason: reason, Message: message,
+		Type: conditionImageReady, Status: ready, Reason: reason, Message: head(message, maxMessage),
 		ObservedGeneration: config.Generation, LastTransitionTime: metav1.NewTime(now),
 	})
 	return s

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
@@ -88,9 +89,7 @@ func (r *Reconciler) waiting(before, config *mcfgv1.MachineOSConfig) {
 
 // tell logs, and makes an event of the config and, where there is one, of its build.
 func (r *Reconciler) tell(config *mcfgv1.MachineOSConfig, b *mcfgv1.MachineOSBuild, kind, reason, note string) {
-	if len(note) > maxNote {
-		note = dot(note[:maxNote-8]) + " …"
-	}
+	note = head(strings.ToValidUTF8(note, "�"), maxNote)
 	const action = "Build"
 	logger := ctrl.Log.WithName("builds")
 	if config != nil {

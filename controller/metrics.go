@@ -114,7 +114,7 @@ func (m *Metrics) measured(pool, state string, r *result.Result) {
 	for phase, stats := range r.Phases {
 		m.seconds.WithLabelValues(pool, string(phase)).Observe(stats.Seconds)
 		if stats.Bytes != nil {
-			m.bytes.WithLabelValues(pool, string(phase)).Add(float64(*stats.Bytes))
+			m.bytes.WithLabelValues(pool, string(phase)).Add(float64(max(*stats.Bytes, 0))) // a pod may say anything
 		}
 	}
 	for _, a := range r.Attempts {

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -14,17 +16,17 @@ import (
 var requestKeys = []string{prefix + "force-rebuild", prefix + "rebuild", prefix + "rebuildImage"}
 
 // requests are the requests on a MachineOSConfig: values by where they stand
-// ("annotation" or "label") and key.
+// ("annotation" or "label") and key, long ones in brief.
 type requests map[string]string
 
 func requestsOf(config *mcfgv1.MachineOSConfig) requests {
 	found := requests{}
 	for _, key := range requestKeys {
 		if value, ok := config.Annotations[key]; ok {
-			found["annotation "+key] = value
+			found["annotation "+key] = brief(value)
 		}
 		if value, ok := config.Labels[key]; ok {
-			found["label "+key] = value
+			found["label "+key] = brief(value)
 		}
 	}
 	return found
@@ -85,7 +87,18 @@ func finish(config *mcfgv1.MachineOSConfig, a *acceptance) {
 
 func (a *acceptance) has(key, value string) bool {
 	accepted, ok := a.Requests[key]
-	return ok && accepted == value
+	return ok && accepted == brief(value)
+}
+
+// brief is a value as it is recorded and shown. Of a long one the hash tells it from
+// others: all annotations of an object have 256 KiB together, and a condition has less.
+func brief(value string) string {
+	const most = 128
+	if len(value) <= most {
+		return value
+	}
+	sum := sha256.Sum256([]byte(value))
+	return head(value, most-len(sum)*2-1) + " " + hex.EncodeToString(sum[:])
 }
 
 // describe names the requests for an event.

@@ -4,9 +4,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -220,6 +222,19 @@ func TestJudge(t *testing.T) {
 				t.Errorf("it has no result or no time: %+v", v)
 			}
 		})
+	}
+}
+
+// TestLongMessagesFitTheAPI: one byte too many, and the API would refuse the status
+// each time that it is written.
+func TestLongMessagesFitTheAPI(t *testing.T) {
+	b := newBuild(testConfig(), now1, "rendered-worker-1", nil)
+	v := verdict{state: pending, reason: reasonImagePull, message: "The image cannot be pulled: " + strings.Repeat("é", 40000)}
+	message := apimeta.FindStatusCondition(buildStatus(b, v, testJob(), nil, "ns", testTime).Conditions, "Building").Message
+	for _, message := range []string{message, configStatus(testConfig(), nil, "X", v.message, testTime).Conditions[0].Message} {
+		if len(message) > maxMessage || len(message) < maxMessage-8 || !utf8.ValidString(message) || !strings.HasPrefix(message, "The image cannot be pulled: é") || !strings.HasSuffix(message, "é …") {
+			t.Errorf("%d bytes: %.60q … %q", len(message), message, message[len(message)-8:])
+		}
 	}
 }
 

@@ -153,6 +153,19 @@ func TestRequestsByValue(t *testing.T) {
 	}
 }
 
+// TestLongRequest: the value means nothing, and may be as long as the API lets it be.
+func TestLongRequest(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	old := w.failed()
+	w.annotate(force, ptr.To(strings.Repeat("please ", 200<<10/7)))
+	w.rebuilt(old)
+	w.settle()
+	if w.requested() || w.config().Annotations["strata.build/rebuild"] != "" {
+		t.Error("the request is not cleared")
+	}
+}
+
 func (w *world) pool() *mcfgv1.MachineConfigPool {
 	w.Helper()
 	var pool mcfgv1.MachineConfigPool
