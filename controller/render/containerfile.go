@@ -113,6 +113,9 @@ func (c Containerfile) Render() (content string, userLine int, err error) {
 			return "", 0, fmt.Errorf("MachineConfig %s names the image %q, which is no name of an image", c.MachineConfig, name)
 		}
 	}
+	if strings.ContainsAny(c.ReleaseVersion, "\r\n\"\\$`") {
+		return "", 0, fmt.Errorf("MachineConfig %s has the release version %q, which is none", c.MachineConfig, c.ReleaseVersion)
+	}
 	install, err := c.install()
 	if err != nil {
 		return "", 0, err

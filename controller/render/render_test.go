@@ -84,6 +84,7 @@ func TestContainerfileThatCannotBe(t *testing.T) {
 	}{
 		{"no base", base(func(c *Containerfile) { c.BaseImage = "" }), "osImageURL"},
 		{"base with a line break", base(func(c *Containerfile) { c.BaseImage = "x\nRUN evil" }), "no name of an image"},
+		{"release with a line break", base(func(c *Containerfile) { c.ReleaseVersion = "4.20\nRUN evil" }), "release version"},
 		{"unknown extension", base(func(c *Containerfile) { c.Extensions = []string{"sauna"} }), `"sauna"`},
 		{"unknown kernel", base(func(c *Containerfile) { c.KernelType = "popcorn" }), `"popcorn"`},
 		{"64k pages on amd64", base(func(c *Containerfile) { c.KernelType = "64k-pages" }), "arm64"},
