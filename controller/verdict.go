@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -90,7 +91,9 @@ func judge(job *batchv1.Job, pods []corev1.Pod) verdict {
 	case newest.Status.Phase == corev1.PodFailed || newest.DeletionTimestamp != nil:
 		v = explain(newest, job)
 		v.state, v.pods = pending, len(pods)
-		v.message += " Another pod may follow."
+		if jobCondition(job, batchv1.JobFailureTarget) == nil {
+			v.message += " Another pod may follow."
+		}
 	case newest.Status.Phase == corev1.PodRunning || newest.Status.Phase == corev1.PodSucceeded:
 		v.state, v.reason, v.started = building, reasonBuilding, startedAt(newest)
 		v.message = fmt.Sprintf("Pod %s builds%s.", newest.Name, onNode(newest))
@@ -109,7 +112,11 @@ func failure(job *batchv1.Job, c *batchv1.JobCondition, pods []corev1.Pod) verdi
 	}
 	if c.Reason == batchv1.JobReasonDeadlineExceeded {
 		v.reason = string(result.ReasonDeadlineExceeded)
+		where := v.message
 		v.message = fmt.Sprintf("Job %s did not end within %s.", job.Name, deadlineOf(job))
+		if v.result != nil {
+			v.message += " " + where
+		}
 		// What held it up is better known by a pod that still waits, if one is left.
 		for i := range pods {
 			if pods[i].Status.Phase == corev1.PodPending {
@@ -361,9 +368,9 @@ func tail(log string) string {
 	return log
 }
 
-// dot ends a text as a sentence on one line.
+// dot ends a text as a sentence on one line, without what a terminal would obey.
 func dot(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
+	text = strings.Join(strings.FieldsFunc(text, func(c rune) bool { return unicode.IsSpace(c) || unicode.IsControl(c) }), " ")
 	if text == "" {
 		return "no cause is given."
 	}

@@ -200,6 +200,13 @@ func TestJudge(t *testing.T) {
 			failed, "DeadlineExceeded",
 			[]string{"1h0m0s", "no node"},
 		},
+		{
+			"deadline while it built", testJob(jobEnded(batchv1.JobFailed, batchv1.JobReasonDeadlineExceeded, "")),
+			[]corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonInterrupted, atStep))},
+			failed, "DeadlineExceeded",
+			[]string{"Job build-x did not end within 1h0m0s. The build was interrupted in phase Build, at step 3/7 of stage final, in pod build-x-a: "},
+		},
+		{"what a terminal obeys", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, exited(2, "Error", "\x1b[2Jgone\x00 \a\u009b1mwell"))}, failed, reasonPodFailed, []string{": [2Jgone 1mwell."}},
 		{"interrupted again and again", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonInterrupted))}, failed, "Interrupted", []string{"was interrupted in phase Build"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
