@@ -97,6 +97,9 @@ func (r *Reconciler) advance(ctx context.Context, s *snapshot, p plan) (current 
 			return nil, false, err
 		case job == nil:
 			job, related, v = made, names, judge(made, nil)
+			if v.state.terminal() || v.lost {
+				return nil, false, apierrors.NewConflict(batchv1.Resource("jobs"), made.Name, errors.New("it has ended, and neither it nor its pods were seen yet"))
+			}
 		}
 	}
 	current, err = r.setBuildStatus(ctx, s, p.current, v, job, related)
@@ -139,9 +142,9 @@ func (r *Reconciler) taken(ctx context.Context, wanted *mcfgv1.MachineOSBuild, e
 	return nil
 }
 
-// ensure creates an object of a build, or takes the one that is there. One of
-// another build that is not gone yet is an error that is tried again, and one that is
-// of no build a problem.
+// ensure creates an object of a build, or takes the one that is there. One of another
+// build that is about to be deleted is an error that is tried again; one that is held,
+// or is of no build, is a problem.
 func (r *Reconciler) ensure(ctx context.Context, o client.Object, build *mcfgv1.MachineOSBuild) error {
 	kind := kindOf(o)
 	err := r.Client.Create(ctx, o)
@@ -152,7 +155,9 @@ func (r *Reconciler) ensure(ctx context.Context, o client.Object, build *mcfgv1.
 		}
 		_, ofBuilds := o.GetLabels()[labelEphemeral]
 		switch {
-		case o.GetDeletionTimestamp() != nil, ofBuilds && !belongsTo(o, build):
+		case o.GetDeletionTimestamp() != nil:
+			return problemf(reasonRemoving, "What the last build left is being removed: %s", held([]client.Object{o}))
+		case ofBuilds && !belongsTo(o, build):
 			return apierrors.NewConflict(corev1.Resource(kind), o.GetName(), errors.New("one of an older build is not gone yet"))
 		case !ofBuilds:
 			return problemf(reasonNameTaken, "%s %s exists in namespace %s and lacks the labels of an object of a build: delete it, since MachineOSBuild %s needs its name.", kind, o.GetName(), o.GetNamespace(), build.Name)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -112,6 +113,39 @@ func TestTheEndIsReadOfPodsAsTheyAre(t *testing.T) {
 				t.Errorf("it is not %s for %s:\n%s", tt.condition, tt.reason, w.dump())
 			}
 		})
+	}
+}
+
+// noJobs is a client that is yet to see any Job.
+type noJobs struct{ client.Client }
+
+func (n noJobs) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if _, ok := list.(*batchv1.JobList); ok {
+		return nil
+	}
+	return n.Client.List(ctx, list, opts...)
+}
+
+// TestAJobThatIsFoundInItsPlaceAndHasEnded: nothing is said of its end before its pods
+// were looked at.
+func TestAJobThatIsFoundInItsPlaceAndHasEnded(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	_, pod := w.building()
+	healthy, seeing := w.drive, w.drive.Client
+	w.drive = nil // it is away while the build ends
+	w.end(pod, resultOf(result.ReasonStepFailed))
+	w.until("the Job has failed", func() bool { return meta.IsStatusConditionTrue(jobConditions(&w.jobs()[0]), "Failed") })
+	w.drive = healthy
+	w.drive.Client = noJobs{seeing}
+	w.settle()
+	if is(w.build(), mcfgv1.MachineOSBuildFailed) {
+		t.Errorf("the end is told without its pods: %s", condition(w.build(), mcfgv1.MachineOSBuildFailed).Message)
+	}
+	w.drive.Client = seeing
+	w.until("the build is Failed", func() bool { return is(w.build(), mcfgv1.MachineOSBuildFailed) })
+	if c := condition(w.build(), mcfgv1.MachineOSBuildFailed); c.Reason != string(result.ReasonStepFailed) {
+		t.Errorf("it failed for %s: %s", c.Reason, c.Message)
 	}
 }
 

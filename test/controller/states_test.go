@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/strata-build/strata/agent/result"
@@ -206,6 +207,34 @@ func TestRebuildWaitsForWhatIsHeld(t *testing.T) {
 			w.rebuilt(old)
 		})
 	}
+}
+
+// TestNewBuildWaitsForWhatIsHeld: a build that was deleted by hand leaves a ConfigMap
+// that is held; the next build, of the same name, says so and does not ask again and again.
+func TestNewBuildWaitsForWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	w := driven(t)
+	old := w.failed()
+	held := &w.configMaps()[0]
+	held.SetFinalizers([]string{"example.com/held"})
+	w.must(admin.Update(w.ctx(), held))
+	w.must(admin.Delete(w.ctx(), old, client.PropagationPolicy(metav1.DeletePropagationBackground)))
+	w.until("a new build says what holds it", func() bool {
+		b := w.only()
+		if b == nil || b.UID == old.UID {
+			return false
+		}
+		c := condition(b, mcfgv1.MachineOSBuildPrepared)
+		return c.Reason == "OlderBuildRemoving" && strings.Contains(c.Message, held.Name) && strings.Contains(c.Message, "example.com/held")
+	})
+	got, err := w.drive.Reconcile(w.ctx(), ctrl.Request{NamespacedName: client.ObjectKey{Name: w.name}})
+	if err != nil || got.RequeueAfter != time.Minute || len(w.jobs()) != 0 {
+		t.Errorf("it looks again after %v (%v), want a minute; there are %d Jobs", got.RequeueAfter, err, len(w.jobs()))
+	}
+	w.must(admin.Get(w.ctx(), client.ObjectKeyFromObject(held), held))
+	held.SetFinalizers(nil)
+	w.must(admin.Update(w.ctx(), held))
+	w.until("it goes on", func() bool { return is(w.build(), mcfgv1.MachineOSBuildPrepared) && len(w.jobs()) == 1 })
 }
 
 // TestConfigMadeAgain: a config of the same name is another, also where the
