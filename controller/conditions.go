@@ -62,7 +62,7 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 		}
 	}
 	if len(s.RelatedObjects) == 0 && v.state != preparing {
-		for _, name := range related {
+		for _, name := range related[:min(len(related), maxRelated)] {
 			s.RelatedObjects = append(s.RelatedObjects, mcfgv1.ObjectReference{Group: coreGroup, Resource: "configmaps", Namespace: namespace, Name: name})
 		}
 	}
@@ -80,6 +80,10 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 // maxMessage is how many bytes of a text a condition is given. The API takes 32768,
 // and refuses the whole status for one byte more; a person reads less.
 const maxMessage = 8192
+
+// maxRelated is how many related objects the API takes. A build makes nine at most;
+// others may have its labels.
+const maxRelated = 10
 
 // head is the beginning of a text, at most n bytes of whole characters, with a mark
 // where something was left out.

@@ -190,8 +190,8 @@ func final(r *result.Result) bool {
 // waiting says what a pod that does not run yet waits for.
 func waiting(pod *corev1.Pod) (reason, message string) {
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-			return reasonUnschedulable, fmt.Sprintf("Pod %s cannot be scheduled: %s", pod.Name, dot(c.Message))
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse { // Unschedulable, or SchedulingGated
+			return reasonUnschedulable, fmt.Sprintf("Pod %s cannot be scheduled (%s): %s", pod.Name, c.Reason, dot(c.Message))
 		}
 	}
 	for _, s := range pod.Status.ContainerStatuses {

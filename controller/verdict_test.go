@@ -104,6 +104,12 @@ func TestJudge(t *testing.T) {
 			[]string{"0/3 nodes are available", "build-x-a"},
 		},
 		{
+			"held by a gate", testJob(),
+			[]corev1.Pod{testPod(0, corev1.PodPending, with(corev1.PodScheduled, corev1.ConditionFalse, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"))},
+			pending, reasonUnschedulable,
+			[]string{"cannot be scheduled (SchedulingGated): Scheduling is blocked"},
+		},
+		{
 			"image cannot be pulled", testJob(),
 			[]corev1.Pod{testPod(0, corev1.PodPending, waitingFor("ImagePullBackOff", "Back-off pulling image"))},
 			pending, reasonImagePull,
@@ -242,6 +248,16 @@ func TestLongMessagesFitTheAPI(t *testing.T) {
 		if len(message) > maxMessage || len(message) < maxMessage-8 || !utf8.ValidString(message) || !strings.HasPrefix(message, "The image cannot be pulled: é") || !strings.HasSuffix(message, "é …") {
 			t.Errorf("%d bytes: %.60q … %q", len(message), message, message[len(message)-8:])
 		}
+	}
+}
+
+// TestAFewRelatedObjects: the API takes ten, and refuses the whole status for one more.
+func TestAFewRelatedObjects(t *testing.T) {
+	b := newBuild(testConfig(), now1, "rendered-worker-1", nil)
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"}
+	s := buildStatus(b, verdict{state: building, reason: reasonBuilding}, testJob(), names, "ns", testTime)
+	if n := len(s.RelatedObjects); n != 10 || s.RelatedObjects[9].Name != "j" {
+		t.Errorf("%d objects, want 10", n)
 	}
 }
 
