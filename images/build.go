@@ -224,7 +224,8 @@ type parsed struct {
 }
 
 // CheckFiles says, before anything is pulled, which file or secret a step needs that
-// is not there. What can only be known when the step runs is left to it.
+// is not there, and which script cannot be run. What can only be known when the step
+// runs is left to it.
 func (e *Engine) CheckFiles(spec BuildSpec, file *Containerfile) error {
 	fail := func(n needed, reason result.Reason, format string, args ...any) error {
 		step := n.step
@@ -239,6 +240,11 @@ func (e *Engine) CheckFiles(spec BuildSpec, file *Containerfile) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return fail(n, result.ReasonContextFileMissing, "%q is not in the build context %s", strings.TrimPrefix(n.name, "/"), absolute(spec.Context))
 		}
+	}
+	// buildah mounts the script below /dev, where isolation chroot mounts nothing.
+	if e.isolation.value == define.IsolationChroot && len(file.scripts) > 0 {
+		n := file.scripts[0]
+		return fail(n, result.ReasonContainerfileInvalid, "a heredoc that begins with #! cannot be run with isolation chroot: write RUN %s %s", n.name, strings.TrimSpace(strings.TrimPrefix(n.step.Instruction, "RUN")))
 	}
 	secrets, err := parse.Secrets(spec.Secrets)
 	if err != nil {

@@ -33,9 +33,9 @@ type Containerfile struct {
 	// mounted are the images that a mount names by a variable: from the text with the
 	// variable to the name.
 	mounted map[string]string
-	// sources are the files that COPY and ADD name literally, and secrets those that a
-	// RUN cannot do without.
-	sources, secrets []needed
+	// sources are the files that COPY and ADD name literally, secrets those that a RUN
+	// cannot do without, and scripts the interpreters of heredocs that are scripts.
+	sources, secrets, scripts []needed
 }
 
 // needed is something that a step needs from outside.
@@ -178,6 +178,9 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 				}
 				for _, secret := range requiredSecrets(node) {
 					file.secrets = append(file.secrets, needed{described.steps[n], secret})
+				}
+				if interpreter := interpreterOf(node); interpreter != "" {
+					file.scripts = append(file.scripts, needed{described.steps[n], interpreter})
 				}
 			}
 		}
@@ -474,6 +477,23 @@ func requiredSecrets(node *parser.Node) (ids []string) {
 		}
 	}
 	return ids
+}
+
+// onlyHeredoc is a command that is nothing but a heredoc.
+var onlyHeredoc = regexp.MustCompile(`^\s*\d*<<-?\s*["']?[^\s"'<]+["']?\s*$`)
+
+// interpreterOf returns the program that a RUN's heredoc names by #!, when the heredoc
+// is all that there is to run.
+func interpreterOf(node *parser.Node) string {
+	if !strings.EqualFold(node.Value, command.Run) || len(node.Heredocs) == 0 || node.Next == nil || !onlyHeredoc.MatchString(node.Next.Value) {
+		return ""
+	}
+	first, _, _ := strings.Cut(strings.TrimPrefix(node.Heredocs[0].Content, "\n"), "\n")
+	interpreter, _ := strings.CutPrefix(first, "#!")
+	if interpreter == first {
+		return ""
+	}
+	return strings.TrimSpace(interpreter)
 }
 
 // resolveArgs lists the arguments that a name in the instruction may use; the first

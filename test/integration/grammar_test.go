@@ -245,6 +245,7 @@ RUN rm -r /git/.git /git-tag/.git && ls -a /git-dir
 	{name: "empty", file: "FROM scratch\n"},
 	{name: "only a label", file: "FROM HOST/base/busy:1\nLABEL a=b\n"},
 
+	{name: "script by its interpreter", file: "FROM HOST/base/busy:1\nRUN /bin/sh <<E\n#!/bin/sh\necho a > /a\nE\n", want: map[string]string{"/a": "a\n"}},
 	// Isolation chroot mounts nothing below /dev, where buildah has such a script.
 	{name: "heredoc that is a script", file: "FROM HOST/base/busy:1\nRUN <<E\n#!/bin/sh\ntrue\nE\n", fails: true},
 	// buildah understands the flag and refuses it.

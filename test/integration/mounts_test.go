@@ -69,6 +69,19 @@ func TestSSHInAStep(t *testing.T) {
 	l.build("--ssh", "key="+key).wantSuccess(t)
 }
 
+// TestHeredocThatIsAScript is found before anything is pulled, with what to write.
+func TestHeredocThatIsAScript(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN <<E", "#!/bin/sh -e", "true", "E")
+	o := l.build("--retry-on", "transient")
+	o.wantFailure(t, result.ReasonContainerfileInvalid, "line 2", "begins with #!", "write RUN /bin/sh -e <<E")
+	if n := len(l.registry.Requests()); n != 0 {
+		t.Errorf("%d requests reached the registry", n)
+	}
+	l.containerfile("FROM HOST/base/busy:1", "RUN /bin/sh -e <<E", "#!/bin/sh -e", "true", "E", "RUN cat <<E >/x", "#!/no/such", "E")
+	l.build("--retry-on", "transient").wantSuccess(t)
+}
+
 // TestCacheMountsOutliveABuild keeps what RUN --mount=type=cache has from build to
 // build, until it is pruned.
 func TestCacheMountsOutliveABuild(t *testing.T) {

@@ -73,8 +73,9 @@ func (p *peers) compare(t *testing.T, name string, in input) v1.Image {
 	env := p.l.env
 	p.l.env = append(slices.Clone(env), in.env...)
 	defer func() { p.l.env = env }()
-	cmd := exec.Command(p.buildah, append(append([]string{
-		"--root", filepath.Join(p.l.dir, "their-store"), "--runroot", filepath.Join(p.l.dir, "their-run"), "--registries-conf", p.conf,
+	// When a build fails, what it mounted stays.
+	cmd := exec.Command("unshare", append(append([]string{
+		"-m", p.buildah, "--root", filepath.Join(p.l.dir, "their-store"), "--runroot", filepath.Join(p.l.dir, "their-run"), "--registries-conf", p.conf,
 		"build", "--isolation", "chroot", "--layers", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096", "--tag", "docker://" + theirs,
 	}, args...), in.context)...)
 	cmd.Env, cmd.Dir = p.l.env, p.l.dir
