@@ -112,7 +112,7 @@ e2e: cluster image ## The product on a real cluster, which is started for it unl
 	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
 
 .PHONY: test
-test: deps build kube lint check-docs test-unit test-controller test-integration test-podman ## All tests but those on a cluster.
+test: deps build kube lint check-docs test-unit test-controller test-integration test-conformance test-podman ## All tests but those on a cluster.
 
 .PHONY: test-unit
 test-unit: kube ## Tests of single packages (some as root).
@@ -131,7 +131,11 @@ debian: deps bin/debian.tar ## Make the root filesystem that tests with packages
 
 .PHONY: test-integration
 test-integration: debian peer ## The agent as a process against a real registry (as root).
-	go test -timeout $(TIMEOUT) ./test/integration/...
+	go test -timeout $(TIMEOUT) -skip '^TestConformanceInputs$$' ./test/integration/...
+
+.PHONY: test-conformance
+test-conformance: build peer ## The inputs of buildah's own conformance tests, built with both (as root).
+	go test -timeout 40m -run '^TestConformanceInputs$$' ./test/integration/
 
 # In parallel, since these wait for the API server and little for the CPU.
 .PHONY: test-controller
