@@ -148,7 +148,7 @@ func NewSettings(flags *pflag.FlagSet) *Settings {
 	f.StringArrayVar(&s.BuildArgs, "build-arg", nil, "`NAME=VALUE` of an ARG, or NAME for the value in the environment")
 	f.StringArrayVarP(&s.Volumes, "volume", "v", nil, "`SOURCE:DEST[:OPTIONS]` to mount for RUN steps")
 	f.StringArrayVar(&s.Secrets, "secret", nil, "`id=ID,src=PATH` (or env=NAME) of a secret for RUN --mount=type=secret")
-	f.StringArrayVar(&s.SSH, "ssh", nil, "`ID[=SOCKET|KEY,...]` of an SSH agent (default that of SSH_AUTH_SOCK) or of private keys for RUN --mount=type=ssh")
+	f.StringArrayVar(&s.SSH, "ssh", nil, "`ID[=PATH,...]` of an SSH agent, by its socket (default that of SSH_AUTH_SOCK), or of private keys for RUN --mount=type=ssh")
 	f.StringArrayVar(&s.BuildContexts, "build-context", nil, "`NAME=VALUE` of a further build context: a directory, an archive URL or docker-image://NAME")
 	f.StringVar(&s.Target, "target", "", "`stage` to build up to")
 	f.StringArrayVar(&s.Labels, "label", nil, "`NAME=VALUE` of a label of the image")

@@ -1,11 +1,11 @@
 package integration
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	digest "github.com/opencontainers/go-digest"
 
 	"github.com/strata-build/strata/test/bases"
 )
@@ -266,7 +266,7 @@ func TestGrammar(t *testing.T) {
 	p.l.addBase("base/big:1", bases.Big(t))
 	p.l.addBase("base/trigger:1", triggers(t))
 	names := strings.NewReplacer("HOST", p.l.registry.Host(), "WEB", fileServer(t), "GIT", gitServer(t), "DIR/", p.l.dir+"/",
-		"SUM", digest.FromString(served).String())
+		"SUM", fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(served))))
 	p.l.file("secret", "secret of a file")
 	p.l.file("more/m.txt", "more\n")
 	p.l.file("volume/v.txt", "volume\n")
