@@ -47,9 +47,9 @@ func newPeers(t *testing.T) *peers {
 	for _, name := range []string{"busybox", "alpine", "libpod/centos"} {
 		tag := map[string]string{"libpod/centos": ":7"}[name]
 		p.l.addBase(name+cmp.Or(tag, ":latest"), bases.Append(t, bases.Busy(t), bases.Dir("/usr", 0o755), bases.Dir("/usr/bin", 0o755), bases.Dir("/var", 0o755), bases.Dir("/home", 0o755),
-			bases.Regular("/etc/os-release", 0o644, []byte("ID="+name+"\n")), bases.Regular("/etc/nsswitch.conf", 0o644, []byte("passwd: files\n")),
-			bases.Regular("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1::/:/bin/false\nbin:x:2:2::/:/bin/false\n")),
-			bases.Regular("/etc/group", 0o644, []byte("root:x:0:\ndaemon:x:1:\nbin:x:2:\nadm:x:4:\n"))))
+			bases.Regular("/usr/bin/script", 0o755, nil), bases.Regular("/etc/os-release", 0o644, []byte("ID="+name+"\n")), bases.Regular("/etc/nsswitch.conf", 0o644, []byte("passwd: files\n")),
+			bases.Regular("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1::/:/bin/false\nlp:x:4:7::/:/bin/false\nbin:x:2:2::/:/bin/false\n")),
+			bases.Regular("/etc/group", 0o644, []byte("root:x:0:\ndaemon:x:1:\nbin:x:2:\nadm:x:4:\nmail:x:12:\n"))))
 	}
 	var conf strings.Builder
 	for _, prefix := range []string{"mirror.gcr.io", "quay.io"} {
