@@ -130,7 +130,7 @@ bin/debian.tar:
 debian: deps bin/debian.tar ## Make the root filesystem that tests with packages use.
 
 .PHONY: test-integration
-test-integration: debian peer ## The agent as a process against a real registry (as root).
+test-integration: build debian peer ## The agent as a process against a real registry (as root).
 	go test -timeout $(TIMEOUT) -skip '^TestConformanceInputs$$' ./test/integration/...
 
 .PHONY: test-conformance
@@ -139,7 +139,7 @@ test-conformance: build peer ## The inputs of buildah's own conformance tests, b
 
 # In parallel, since these wait for the API server and little for the CPU.
 .PHONY: test-controller
-test-controller: kube ## The controller against a real API server.
+test-controller: build kube ## The controller against a real API server.
 	CGO_ENABLED=0 go test -timeout $(TIMEOUT) -parallel 6 ./test/controller/...
 
 .PHONY: test-podman
