@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -148,6 +149,23 @@ func TestSignedBaseBehindTheTrustBundle(t *testing.T) {
 	l.pod("FROM HOST/base/busy:1")
 	o := l.build()
 	o.wantFailure(t, result.ReasonSignatureRejected, "signature")
+}
+
+// TestL10InAPod has the policy where a build pod mounts it, and nothing that says where
+// signatures are.
+func TestL10InAPod(t *testing.T) {
+	l := newPod(t).withBusy()
+	_, public := l.signingKey("ours", "phrase")
+	policy := l.policy(fmt.Sprintf(`{"type":"sigstoreSigned","keyPath":%q,"signedIdentity":{"type":"matchRepository"}}`, public))
+	l.mkdir("pod/etc/containers")
+	if err := os.Rename(policy, filepath.Join(l.dir, "pod/etc/containers/policy.json")); err != nil {
+		t.Fatal(err)
+	}
+	l.pod("FROM HOST/base/busy:1", "RUN true")
+	o := l.build()
+	o.wantFailure(t, result.ReasonSignatureRejected, "signature", "/etc/containers/policy.json", "line 1")
+	o.wantAttempts(t, result.Pull, 1)
+	o.wantLine(t, "Signature policy: /etc/containers/policy.json")
 }
 
 // TestMirrorsByDigestAndByTag: who is asked depends on how the image is named.
