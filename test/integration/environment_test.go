@@ -80,8 +80,10 @@ func TestImageFromScratch(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.file("context/Containerfile", string(containerfile))
-	if err := os.WriteFile(filepath.Join(l.context, "agent"), binary, 0o755); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"agent", "controller"} { // the latter is not run here
+		if err := os.WriteFile(filepath.Join(l.context, name), binary, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	l.file("context/ca-certificates.crt", "")
 	l.build("--output", "oci:"+filepath.Join(l.dir, "image")).wantSuccess(t)

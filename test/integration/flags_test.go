@@ -21,7 +21,7 @@ func TestBadInput(t *testing.T) {
 		"unknown flag":              {args: []string{"--nope"}, want: "--nope"},
 		"unknown variable":          {env: "STRATA_NOPE=1", want: "STRATA_NOPE"},
 		"bad variable":              {env: "STRATA_JOBS=many", want: "STRATA_JOBS"},
-		"bad MAX_RETRIES":           {env: "MAX_RETRIES=0", want: "--max-retries"},
+		"bad MAX_RETRIES":           {env: "MAX_RETRIES=0", want: "MAX_RETRIES 0"},
 		"two contexts":              {args: []string{"."}, want: "one build context"},
 		"missing Containerfile":     {args: []string{"-f", "no/such"}, want: "no/such"},
 		"Containerfile directory":   {args: []string{"-f", "."}, want: "is a directory"},

@@ -129,7 +129,7 @@ func TestProgressBars(t *testing.T) {
 	l.addBase("base/big:1", bases.Big(t))
 	l.containerfile("FROM HOST/base/big:1", "RUN echo in the step")
 	screen := l.onTerminal("--tag", l.image("os/big:1"), "--push")
-	for _, want := range []string{"Copying blob", "MiB", "STEP 2/2: RUN echo in the step", "\x1b["} {
+	for _, want := range []string{"Copying blob", "done", "STEP 2/2: RUN echo in the step", "\x1b["} {
 		if !strings.Contains(screen, want) {
 			t.Errorf("the terminal does not show %q:\n%q", want, screen)
 		}
