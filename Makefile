@@ -112,7 +112,7 @@ e2e: cluster image ## The product on a real cluster, which is started for it unl
 	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
 
 .PHONY: test
-test: deps build kube lint check-docs test-unit test-controller test-integration test-conformance test-podman ## All tests but those on a cluster.
+test: deps build kube lint check-docs test-unit test-controller test-integration test-podman ## All tests but conformance and those on a cluster.
 
 .PHONY: test-unit
 test-unit: kube ## Tests of single packages (some as root).
