@@ -91,7 +91,7 @@ COPY files/*.txt files/[b-z].md fi?es/sub/ /globs/
 COPY ["files/with space", "/with space/"]
 COPY . /all
 COPY files/sub new/../relative
-WORKDIR /work
+WORKDIR /place
 COPY files/a.txt ./
 COPY files/a.txt renamed
 ADD archives/a.tar.gz archives/a.tar.bz2 /unpacked/
@@ -99,7 +99,7 @@ ADD --chown=9:9 archives/a.tar /unpacked-owned/
 ADD --exclude=a.tar.gz archives /not-one/
 ADD archives/not.tar.gz /not/
 `, want: map[string]string{
-		"/work/renamed": "a\n", "/parents/sub/deeper/d.txt": "d\n", "/with space/with space": "space\n", "/unpacked/one": "in a.tar.gz\n", "/unpacked/two": "in a.tar.bz2\n",
+		"/place/renamed": "a\n", "/parents/sub/deeper/d.txt": "d\n", "/with space/with space": "space\n", "/unpacked/one": "in a.tar.gz\n", "/unpacked/two": "in a.tar.bz2\n",
 	}},
 
 	{name: "mounts", args: []string{
