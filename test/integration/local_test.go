@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,11 +10,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/bases"
+	"github.com/strata-build/strata/test/registry"
 )
 
 func TestLocalBuildPrintsWhatBuildahUsersExpect(t *testing.T) {
@@ -128,8 +131,16 @@ func TestProgressBars(t *testing.T) {
 	l := newLab(t)
 	l.addBase("base/big:1", bases.Big(t))
 	l.containerfile("FROM HOST/base/big:1", "RUN echo in the step")
+	// A bar shows a size only while there is more to come: half of the base comes late.
+	ofBig := func(ranged bool) func(*http.Request) bool {
+		return func(r *http.Request) bool {
+			return strings.Contains(r.URL.Path, l.bigLayer()) && (r.Header.Get("Range") != "") == ranged
+		}
+	}
+	l.registry.Fault(registry.Rule{Method: "GET", To: 1, When: ofBig(false), Do: registry.CutResponse(16 << 20)})
+	l.registry.Fault(registry.Rule{Method: "GET", To: 1, When: ofBig(true), Do: registry.Delay(2 * time.Second)})
 	screen := l.onTerminal("--tag", l.image("os/big:1"), "--push")
-	for _, want := range []string{"Copying blob", "done", "STEP 2/2: RUN echo in the step", "\x1b["} {
+	for _, want := range []string{"Copying blob", "MiB", "STEP 2/2: RUN echo in the step", "\x1b["} {
 		if !strings.Contains(screen, want) {
 			t.Errorf("the terminal does not show %q:\n%q", want, screen)
 		}
