@@ -106,7 +106,8 @@ error and of the instruction, the middle of the message.
 
 ## Doctor
 
-`+"`agent doctor --json`"+` prints one JSON object, and exits 0 or 3.
+`+"`agent doctor --json`"+` prints one JSON object and exits 0 or 3; settings that
+cannot be used are refused before anything is looked at, with a sentence and exit code 2.
 
 | field | meaning |
 |---|---|
