@@ -122,7 +122,8 @@ test-unit: kube ## Tests of single packages (some as root).
 # A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
 bin/debian.tar:
 	@mkdir -p bin
-	mmdebstrap --variant=essential --include=dnf,rpm,jq,ca-certificates --aptopt='Acquire::Check-Valid-Until "false"' \
+	@rm -rf $@.partial
+	mmdebstrap --format=tar --variant=essential --include=dnf,rpm,jq,ca-certificates --aptopt='Acquire::Check-Valid-Until "false"' \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
 		bookworm $@.partial && mv $@.partial $@
 
