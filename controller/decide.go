@@ -67,6 +67,8 @@ func decide(s *snapshot) (p plan) {
 		p.message = fmt.Sprintf("MachineConfigPool %s has no rendered MachineConfig yet (spec.configuration.name is empty).", s.pool.Name)
 	}
 	if p.reason != "" {
+		// A build that is at work has all that it needs: it is followed to its end.
+		p.follow(s, mine)
 		return p
 	}
 
@@ -110,6 +112,19 @@ func decide(s *snapshot) (p plan) {
 	p.current = current
 	p.progress(s, accepted)
 	return p
+}
+
+// follow takes up a build whose Job works, where it is not known which build is wanted.
+func (p *plan) follow(s *snapshot, mine []*mcfgv1.MachineOSBuild) {
+	for _, b := range mine {
+		job := s.jobOf(b)
+		if ended(b) != "" || b.DeletionTimestamp != nil || job == nil || job.DeletionTimestamp != nil {
+			continue
+		}
+		if v := judge(job, s.podsOf(b, job)); !v.lost {
+			p.current, p.verdict = b, v
+		}
+	}
 }
 
 // progress decides about the build of the inputs as they are.

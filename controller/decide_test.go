@@ -152,6 +152,9 @@ func TestDecide(t *testing.T) {
 		// First builds, and what they wait for.
 		{"nothing yet", testSnapshot(), "create now for ; wait Preparing"},
 		{"no pool", testSnapshot(func(s *snapshot) { s.pool = nil }), "wait PoolMissing"},
+		{"no pool any more, and a build that works", testSnapshot(func(s *snapshot) { s.pool = nil }, hasBuild(now1, "b", ""), hasJob(now1, "b"), hasPod(now1, "b", corev1.PodRunning)), "current; verdict Building; wait PoolMissing"},
+		{"no pool any more, and the build has succeeded", testSnapshot(func(s *snapshot) { s.pool = nil }, hasBuild(now1, "b", ""), hasJob(now1, "b"), hasPod(now1, "b", corev1.PodSucceeded, succeededPod)), "current; verdict Succeeded; wait PoolMissing"},
+		{"no pool any more, and no Job yet", testSnapshot(func(s *snapshot) { s.pool = nil }, hasBuild(now1, "b", "")), "wait PoolMissing"},
 		{"pool not rendered", testSnapshot(func(s *snapshot) { s.pool.Spec.Configuration.Name = "" }), "wait PoolNotRendered"},
 		{"push spec with two namespaces", testSnapshot(pushSpecOf("registry.example/a/b/c:x")), "wait PushSpecUnsupported"},
 		{"build, no objects", testSnapshot(hasBuild(now1, "b", "")), "current; prepare; verdict Preparing"},
