@@ -20,6 +20,8 @@ export KUBE_BINARY    := $(CURDIR)/bin/kube
 PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git openssh-client bzip2 busybox-static util-linux mmdebstrap rpm createrepo-c gnupg skopeo netavark
 # For the cluster: what `test/cluster/cluster up` calls.
 CLUSTER_PACKAGES := iproute2 openssl
+# Kinds of OpenShift that it knows, as a cluster with its own control plane has them.
+CRDS := machineosconfigs machineosbuilds machineconfigs machineconfigpools-SelfManagedHA controllerconfigs-Default
 # Packages whose tests are quick to compile with the race detector.
 RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
 
@@ -92,6 +94,8 @@ cluster: deps build kube ## Build the test cluster's programs: bin/kube and bin/
 	  $$(GOFLAGS= go list tool | grep -v /runc$$)
 	@cd test/cluster/node && GOFLAGS= nice go build -tags 'seccomp osusergo netgo' -ldflags '-s -w -linkmode external -extldflags -static' -o $(CURDIR)/bin/cluster/ github.com/opencontainers/runc
 	@CGO_ENABLED=0 nice go build -ldflags '-s -w' -o bin/cluster/registry ./test/cluster/registry
+	@rm -rf bin/cluster/crds && mkdir bin/cluster/crds && cd $$(go list -m -f '{{.Dir}}' github.com/openshift/api)/machineconfiguration/v1/zz_generated.crd-manifests && \
+	  for kind in $(CRDS); do cp 0000_80_machine-config_01_$$kind.crd.yaml $(CURDIR)/bin/cluster/crds/ || exit 1; done
 	@CGO_ENABLED=0 go build -ldflags '-s -w' -o dist/pause/pause ./test/cluster/pause
 	@rm -f bin/cluster/pause.tar
 	@bin/agent build --result dist/pause.json --containerfile test/cluster/pause/Containerfile --storage-root dist/store \
@@ -108,7 +112,7 @@ cluster-down: ## End it; nothing stays.
 .PHONY: e2e
 e2e: cluster image ## The product on a real cluster, which is started for it unless one is up (as root).
 	@test/cluster/cluster running || { ours=yes; test/cluster/cluster up; }; \
-	go test -count=1 -timeout 40m ./test/cluster/... && status=0 || status=$$?; \
+	go test -count=1 -timeout 40m -parallel 4 ./test/cluster/... && status=0 || status=$$?; \
 	[ "$$ours" != yes ] || test/cluster/cluster down; exit $$status
 
 .PHONY: test

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -130,10 +129,8 @@ func disrupted(p *corev1.Pod, reason string) bool {
 
 func kubectl(t *testing.T, args ...string) {
 	t.Helper()
-	args = append([]string{"kubectl", "--kubeconfig", filepath.Join(dir, "kubeconfig")}, args...)
-	out, err := exec.Command("../../bin/kube", args...).CombinedOutput()
-	if err != nil {
-		t.Errorf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	if err := runKubectl(nil, args...); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -219,9 +219,8 @@ func await(t *testing.T, what string, holds func(context.Context) (bool, error))
 // dump prints what an engineer needs to understand a red test.
 func (l *lab) dump() {
 	kubectl := func(args ...string) {
-		args = append([]string{"kubectl", "--kubeconfig", filepath.Join(dir, "kubeconfig"), "--namespace", l.namespace}, args...)
-		out, err := exec.Command("../../bin/kube", args...).CombinedOutput()
-		l.t.Logf("%s\n%s", strings.Join(args[4:], " "), out)
+		out, err := kubectlCommand(append(args, "--namespace", l.namespace)...).CombinedOutput()
+		l.t.Logf("%s\n%s", strings.Join(args, " "), out)
 		if err != nil {
 			l.t.Logf("kubectl: %v", err)
 		}
