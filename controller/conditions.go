@@ -31,13 +31,17 @@ func buildStatus(b *mcfgv1.MachineOSBuild, v verdict, job *batchv1.Job, related 
 		}
 		apimeta.SetStatusCondition(&s.Conditions, c)
 	}
-	if v.state == preparing {
+	// At most one condition is True, as the Machine Config Operator has it: a pool whose
+	// build is Prepared is to it one that waits, for as long as that is True.
+	switch v.state {
+	case preparing:
 		set(mcfgv1.MachineOSBuildPrepared, false, v.reason, v.message)
 		set(mcfgv1.MachineOSBuilding, false, v.reason, "The build is not prepared yet.")
-	} else {
-		if v.state != interrupted || job != nil {
-			set(mcfgv1.MachineOSBuildPrepared, true, reasonPrepared, "The objects of the build and its Job exist.")
-		}
+	case pending:
+		set(mcfgv1.MachineOSBuildPrepared, true, reasonPrepared, "The objects of the build and its Job exist.")
+		set(mcfgv1.MachineOSBuilding, false, v.reason, v.message)
+	default:
+		set(mcfgv1.MachineOSBuildPrepared, false, v.reason, "")
 		set(mcfgv1.MachineOSBuilding, v.state == building, v.reason, v.message)
 	}
 	for _, end := range []struct {
@@ -180,11 +184,13 @@ func telling(b *mcfgv1.MachineOSBuild) metav1.Condition {
 			return *c
 		}
 	}
-	for _, t := range []mcfgv1.BuildProgress{mcfgv1.MachineOSBuildPrepared, mcfgv1.MachineOSBuilding} {
-		c := apimeta.FindStatusCondition(b.Status.Conditions, string(t))
-		if c != nil && (c.Status == metav1.ConditionFalse || t == mcfgv1.MachineOSBuilding) {
-			return *c
-		}
+	building := apimeta.FindStatusCondition(b.Status.Conditions, string(mcfgv1.MachineOSBuilding))
+	prepared := apimeta.FindStatusCondition(b.Status.Conditions, string(mcfgv1.MachineOSBuildPrepared))
+	switch {
+	case building != nil && (building.Status == metav1.ConditionTrue || prepared == nil || prepared.Status == metav1.ConditionTrue):
+		return *building
+	case prepared != nil: // False: what the build waits for
+		return *prepared
 	}
 	return metav1.Condition{Reason: reasonPreparing, Message: fmt.Sprintf("MachineOSBuild %s is new.", b.Name)}
 }
@@ -211,7 +217,11 @@ func newBuild(config *mcfgv1.MachineOSConfig, name, machineConfig string, accept
 				labelPool:          labelValue(config.Spec.MachineConfigPool.Name),
 				labelConfig:        labelValue(config.Name),
 			},
-			Annotations:     map[string]string{labelConfig: config.Name, annotationConfigUID: string(config.UID)},
+			Annotations: map[string]string{
+				labelConfig:          config.Name,
+				annotationConfigUID:  string(config.UID),
+				annotationPushSecret: config.Spec.RenderedImagePushSecret.Name,
+			},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(config, mcfgv1.GroupVersion.WithKind("MachineOSConfig"))},
 		},
 		Spec: mcfgv1.MachineOSBuildSpec{

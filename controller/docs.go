@@ -23,12 +23,14 @@ condition ` + "`" + conditionImageReady + "`" + ` of the MachineOSConfig:
 
 | condition of a MachineOSBuild | True when |
 |---|---|
-| ` + "`Prepared`" + ` | the ConfigMaps and the Job of the build exist |
+| ` + "`Prepared`" + ` | the ConfigMaps and the Job of the build exist, and no pod works yet |
 | ` + "`Building`" + ` | a pod works; False with a reason while none does |
 | ` + "`Succeeded`" + ` | the image is in the registry; its digest is in ` + "`status.digestedImagePushSpec`" + ` |
 | ` + "`Failed`" + ` | the build failed for good; its Job, pods and ConfigMaps are kept until it is rebuilt or other inputs take its place |
 | ` + "`Interrupted`" + ` | the inputs changed while it ran |
 
+At most one is True at a time: the Machine Config Operator, which shows in the conditions of the
+pool how far its build is, takes a pool whose build is ` + "`Prepared`" + ` for one that waits.
 Once one of the last three is True, the API allows no further change: a failed build is
 replaced, by other inputs or by [a rebuild](force-rebuild.md). The message is one sentence with
 phase, step, attempts, pod and cause. ` + "`ImageReady`" + ` has the reason and the message of the

@@ -42,6 +42,10 @@ const (
 	// annotationCurrentBuild is on a MachineOSConfig, where the Machine Config
 	// Operator looks for the name of its build.
 	annotationCurrentBuild = prefix + "current-machine-os-build"
+	// annotationPushSecret is on a MachineOSBuild, where the Machine Config Operator's
+	// builder looks for the secret with which it asks the registry for the image, or
+	// deletes it there; without it, it does neither, and does not delete the build.
+	annotationPushSecret = prefix + "rendered-image-push-secret"
 	// annotationReleaseVersion is on a rendered MachineConfig.
 	annotationReleaseVersion = prefix + "release-image-version"
 )

@@ -366,8 +366,9 @@ func (w *world) named(b *mcfgv1.MachineOSBuild) bool {
 func (w *world) statusIsTrue(b *mcfgv1.MachineOSBuild) {
 	w.Helper()
 	jobs := w.jobs()
-	if prepared := is(b, mcfgv1.MachineOSBuildPrepared); prepared != (len(jobs) == 1) {
-		w.Errorf("Prepared is %v with %d Jobs", prepared, len(jobs))
+	prepared, builds := is(b, mcfgv1.MachineOSBuildPrepared), is(b, mcfgv1.MachineOSBuilding)
+	if prepared && builds || (prepared || builds) != (len(jobs) == 1) {
+		w.Errorf("Prepared is %v and Building %v with %d Jobs", prepared, builds, len(jobs))
 	}
 	if len(jobs) == 1 {
 		if b.Status.Builder == nil || b.Status.Builder.Job.Name != jobs[0].Name {
