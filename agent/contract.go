@@ -150,7 +150,9 @@ The build pod of the Machine Config Operator gives its inputs in these places. `
 | `+"`%s`"+` | in the context under its own name; its authorities are trusted by everything that the agent fetches |
 | `+"`%s/ca.crt`, `service-ca.crt`"+` | trusted likewise |
 | `+"`%s/digestfile`"+` | written with the digest when the directory exists |
-`, podContainerfile, podMachineConfig, path.Base(podMachineConfig), podTrustBundle, podServiceAccount, podDone)
+| `+"`$HOME/%s`"+` | the store, where a volume is mounted there and none at `+"`%s`"+`, and no `+"`--storage-root`"+` is given |
+| `+"`/etc/containers/policy.json`, `registries.conf`"+` | as buildah reads them. One that is an empty directory, as a kubelet mounts a key that its ConfigMap lacks, counts as not there |
+`, podContainerfile, podMachineConfig, path.Base(podMachineConfig), podTrustBundle, podServiceAccount, podDone, podStore, podOwnStore)
 	for _, m := range podMounts {
 		place := m.source
 		if m.variable != "" {

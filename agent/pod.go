@@ -8,6 +8,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // Where the build pod of the Machine Config Operator has its inputs, and what the
@@ -18,6 +20,10 @@ const (
 	podTrustBundle    = "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt"
 	podServiceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 	podDone           = "/tmp/done"
+	// podStore is below HOME. Its volume is for the user whom the operator's script
+	// becomes; the agent stays root, whose store is at podOwnStore by default.
+	podStore    = ".local/share/containers"
+	podOwnStore = "/var/lib/containers"
 )
 
 // podMounts are directories that RUN steps see. Where a variable names one, it is
@@ -95,6 +101,25 @@ func (s *Settings) readPod(args, environ []string, root string, problems *Proble
 	if info, err := os.Stat(at(podDone)); err == nil && info.IsDir() && s.Push && s.DigestFile == "" {
 		s.DigestFile = filepath.Join(at(podDone), "digestfile")
 	}
+}
+
+// readStore takes for the store the volume that a build pod mounts for it, where nothing
+// else is said: what a container writes beside its volumes carries no overlay.
+func (s *Settings) readStore(environ []string, root string) {
+	at := func(path string) string { return filepath.Join(root, path) }
+	home := variable(environ, "HOME")
+	if s.StorageRoot != "" || home == "" || !exists(at(podContainerfile)) || isMountpoint(at(podOwnStore)) {
+		return
+	}
+	if dir := at(filepath.Join(home, podStore)); isMountpoint(dir) {
+		s.StorageRoot = filepath.Join(dir, "storage")
+	}
+}
+
+// isMountpoint tells whether something is mounted at a path.
+func isMountpoint(path string) bool {
+	is, err := mountinfo.Mounted(path)
+	return err == nil && is
 }
 
 // variable is the value of a variable of the environment, empty when it has none.

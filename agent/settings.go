@@ -240,7 +240,8 @@ func (s *Settings) Read(args, environ []string) error {
 }
 
 // ReadEnvironment sets each flag that was not given to what the environment says
-// of it. A list flag takes one value from each line of its variable.
+// of it. A list flag takes one value from each line of its variable. Where neither names a
+// store, a build pod's volume for it does.
 func (s *Settings) ReadEnvironment(environ []string) error {
 	var problems Problems
 	values := map[string]string{}
@@ -273,6 +274,7 @@ func (s *Settings) ReadEnvironment(environ []string) error {
 	if len(problems) > 0 {
 		return problems
 	}
+	s.readStore(environ, "")
 	return nil
 }
 

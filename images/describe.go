@@ -23,9 +23,12 @@ func (e *Engine) Policy() string {
 // Registries says which registries configuration is in force, and what becomes of the
 // images with these names: from where they are pulled, when not from their registry.
 func (e *Engine) Registries(names []string) string {
-	files := []string{e.config.RegistriesConf}
-	if e.config.RegistriesConf == "" {
+	files := []string{e.sys.SystemRegistriesConfPath}
+	switch files[0] {
+	case "":
 		files = foundFiles(&configfile.File{Name: "registries", Extension: "conf", EnvironmentName: "CONTAINERS_REGISTRIES_CONF"})
+	case os.DevNull:
+		files = foundFiles(&configfile.File{Name: "registries", Extension: "conf", DoNotLoadMainFiles: true})
 	}
 	for i, file := range files {
 		if info, err := os.Stat(file); err == nil {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"go.podman.io/buildah/pkg/parse"
@@ -228,7 +230,13 @@ func (e *Engine) configureRegistries() error {
 			return invalid("the registries configuration cannot be read", err)
 		}
 	}
-	if _, err := sysregistriesv2.GetRegistries(&e.sys); err != nil {
+	_, err := sysregistriesv2.GetRegistries(&e.sys)
+	if path := emptyMount(err); path != "" && e.config.RegistriesConf == "" {
+		e.log.Warn(path + " is an empty directory, as a kubelet mounts a key that its ConfigMap lacks: no configuration of registries is used")
+		e.sys.SystemRegistriesConfPath = os.DevNull
+		_, err = sysregistriesv2.GetRegistries(&e.sys)
+	}
+	if err != nil {
 		return invalid("the registries configuration cannot be read", err)
 	}
 	return e.configurePolicy()
@@ -245,6 +253,8 @@ func (e *Engine) configurePolicy() error {
 			e.policy = foundPolicy()
 		}
 		return nil
+	case e.config.SignaturePolicy == "" && emptyMount(err) != "":
+		e.log.Warn(emptyMount(err) + " is an empty directory, as a kubelet mounts a key that its ConfigMap lacks")
 	case !errors.Is(err, configfile.ErrConfigFileNotFound) || e.config.SignaturePolicy != "":
 		return invalid("the signature policy cannot be used", err)
 	}
@@ -255,6 +265,20 @@ func (e *Engine) configurePolicy() error {
 	e.sys.SignaturePolicyPath = path
 	e.log.Info("No signature policy is configured: the built-in one accepts any image")
 	return nil
+}
+
+// emptyMount is the path of the file that could not be read because it is an empty
+// directory, if that is what the error says. A volume's subPath that is not there is
+// mounted so, as with a ConfigMap that is optional and does not exist.
+func emptyMount(err error) string {
+	var e *fs.PathError
+	if !errors.As(err, &e) || !errors.Is(e.Err, syscall.EISDIR) {
+		return ""
+	}
+	if entries, err := os.ReadDir(e.Path); err != nil || len(entries) > 0 {
+		return ""
+	}
+	return e.Path
 }
 
 // foundPolicy is the path of the policy that signature.DefaultPolicy reads, which

@@ -7,7 +7,9 @@ import (
 	"encoding/base64"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,7 +24,8 @@ import (
 
 // inPod puts the tree below pod/ of the lab where a build pod has it mounted, over a
 // machine whose own /tmp, /run and changes to /etc cannot be seen. What is in done/
-// of the lab afterwards was left in /tmp/done.
+// of the lab afterwards was left in /tmp/done, and what is in cache/, if that is there,
+// in the volume for the store of the user whom the operator's script becomes.
 const inPod = `set -e
 lab=$1 project=$2; shift 2
 mount -t tmpfs tmpfs /mnt
@@ -35,8 +38,12 @@ mount --bind /mnt/lab "$lab"
 mount --bind /mnt/project "$project"
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/tmp/.upper,workdir=/tmp/.work /etc
 mount -t tmpfs tmpfs /run
+for file in policy.json registries.conf; do
+	if test -d "$lab/pod/etc/containers/$file"; then rm -rf "/etc/containers/$file"; fi
+done
 cp -a "$lab/pod/." /
 if test -d "$lab/done"; then mkdir /tmp/done && mount --bind "$lab/done" /tmp/done; fi
+if test -d "$lab/cache"; then mkdir -p "$HOME/.local/share/containers" && mount --bind "$lab/cache" "$HOME/.local/share/containers"; fi
 exec "$@"`
 
 const (
@@ -312,6 +319,62 @@ func TestTrustBundleOfThePod(t *testing.T) {
 	l.newStore()
 	l.pod("FROM HOST/base/busy:1", "RUN true")
 	l.build().wantSuccess(t)
+}
+
+// TestStoreOfThePod: the volume for the store of a user whom the agent does not become is
+// used, and by doctor too, unless another place is named.
+func TestStoreOfThePod(t *testing.T) {
+	l := newPod(t).withBusy()
+	l.env = slices.DeleteFunc(l.env, func(v string) bool { return strings.HasPrefix(v, "STRATA_STORAGE_ROOT=") })
+	l.mkdir("cache")
+	l.pod("FROM HOST/base/busy:1", "RUN true")
+	o := l.build()
+	o.wantSuccess(t)
+	volume := filepath.Join(l.dir, "home/.local/share/containers/storage")
+	if want := "Store: " + volume + ", "; !strings.Contains(o.stderr, want) {
+		t.Errorf("the head does not have %q", want)
+	}
+	if entries, err := os.ReadDir(filepath.Join(l.dir, "cache/storage")); err != nil || len(entries) == 0 {
+		t.Errorf("the volume has no store: %v", err)
+	}
+	doctor := exec.Command(l.wrap[0], append(l.wrap[1:len(l.wrap):len(l.wrap)], agentBinary, "doctor")...)
+	doctor.Env = l.env
+	if out, err := doctor.CombinedOutput(); err != nil || !strings.Contains(string(out), volume) {
+		t.Errorf("doctor does not look at the volume (%v):\n%s", err, out)
+	}
+	l.env = append(l.env, "STRATA_STORAGE_ROOT="+filepath.Join(l.dir, "store"))
+	o = l.build()
+	o.wantSuccess(t)
+	if want := "Store: " + filepath.Join(l.dir, "store") + ", "; !strings.Contains(o.stderr, want) {
+		t.Errorf("the head does not have %q", want)
+	}
+}
+
+// TestKeysThatTheirConfigMapsLack: policy.json and registries.conf are mounted with
+// subPath from ConfigMaps that are optional. A kubelet makes an empty directory of what
+// is not there, and the operator's trust bundle is empty where the user has none.
+func TestKeysThatTheirConfigMapsLack(t *testing.T) {
+	l := newPod(t).withBusy()
+	l.mkdir("pod/etc/containers/policy.json")
+	l.mkdir("pod/etc/containers/registries.conf")
+	l.file(podBundle, "")
+	l.pod("FROM HOST/base/busy:1", "COPY openshift-config-user-ca-bundle.crt /bundle")
+	o := l.build()
+	o.wantSuccess(t)
+	for _, file := range []string{"policy.json", "registries.conf"} {
+		o.wantLine(t, "Warning: /etc/containers/"+file+" is an empty directory, as a kubelet mounts a key that its ConfigMap lacks")
+	}
+	for _, want := range []string{"Signature policy: the built-in one, which accepts any image\n", "Registries: no configuration\n"} {
+		if !strings.Contains(o.stderr, want) {
+			t.Errorf("the head does not have %q", want)
+		}
+	}
+	if bundle, ok := l.files("os/layered:1")["bundle"]; !ok || bundle != "" {
+		t.Errorf("the trust bundle in the image is %q, there: %v", bundle, ok)
+	}
+	l.file("pod/etc/containers/policy.json/file", "a directory that is no mount of a kubelet's")
+	o = l.build()
+	o.wantFailure(t, result.ReasonSettingsInvalid, "the signature policy cannot be used", "/etc/containers/policy.json")
 }
 
 // TestMountsOfThePod: RUN steps see the directories at their paths, for root alone;
