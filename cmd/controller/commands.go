@@ -150,8 +150,8 @@ func newManifests() *cobra.Command {
 	f.StringVar((*string)(&s.Privilege), "build-privilege", string(defaults.Privilege), "`mode` of build pods: userns, nested, host or privileged")
 	f.IntVar(&s.Replicas, "replicas", 2, "`number` of controllers, of which one works")
 	f.BoolVar(&s.CreateNamespace, "create-namespace", false, "print the namespace too")
-	f.BoolVar(&s.SCC, "openshift", false, "print the SecurityContextConstraints that OpenShift wants for build pods")
-	f.BoolVar(&s.PodMonitor, "pod-monitor", false, "print a PodMonitor for the Prometheus operator")
+	f.BoolVar(&s.SCC, "openshift", false, "print the SecurityContextConstraints that OpenShift wants for build pods, and leave the controller's user to it")
+	f.BoolVar(&s.PodMonitor, "pod-monitor", false, "print a PodMonitor for the Prometheus operator, and the NetworkPolicy that lets it in")
 	return c
 }
 

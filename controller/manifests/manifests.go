@@ -21,7 +21,8 @@ type Settings struct {
 	Privilege                             controller.Privilege
 	Replicas                              int
 	// CreateNamespace adds the namespace, SCC what OpenShift allows build pods, and
-	// PodMonitor what the Prometheus operator watches. Each needs its kind in the cluster.
+	// PodMonitor what the Prometheus operator watches, with a NetworkPolicy that lets it
+	// in. Each needs its kind in the cluster. With SCC the controller's user is OpenShift's choice.
 	CreateNamespace, SCC, PodMonitor bool
 }
 

@@ -20,7 +20,7 @@ func TestWhatIsPrinted(t *testing.T) {
 		more []string
 	}{
 		{"least", Settings{Privilege: controller.PrivilegeUserNamespace}, nil},
-		{"everything", Settings{Privilege: controller.PrivilegeNested, CreateNamespace: true, SCC: true, PodMonitor: true}, []string{"Namespace", "PodMonitor", "SecurityContextConstraints"}},
+		{"everything", Settings{Privilege: controller.PrivilegeNested, CreateNamespace: true, SCC: true, PodMonitor: true}, []string{"Namespace", "NetworkPolicy", "PodMonitor", "SecurityContextConstraints"}},
 		{"privileged", Settings{Privilege: controller.PrivilegePrivileged, SCC: true}, []string{"SecurityContextConstraints"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -51,6 +51,13 @@ func TestWhatIsPrinted(t *testing.T) {
 			}
 			if !strings.Contains(b.String(), "--build-privilege="+string(tt.s.Privilege)) {
 				t.Error("the controller is not told the mode")
+			}
+			// The SCC restricted-v2 takes no user of one's own; without SCCs there has to be one.
+			if strings.Contains(b.String(), "runAsUser: 65532") == tt.s.SCC {
+				t.Errorf("the controller's user is given: %v", !tt.s.SCC)
+			}
+			if strings.Contains(b.String(), "container_engine_t") != (tt.s.SCC && tt.s.Privilege != controller.PrivilegePrivileged) {
+				t.Error("the SELinux type of build pods is not the one that may mount")
 			}
 		})
 	}
