@@ -48,6 +48,7 @@ var extensions = map[string][]string{
 	"kernel-devel":         {"kernel-devel", "kernel-headers"},
 	"sandboxed-containers": {"kata-containers"},
 	"sysstat":              {"sysstat"},
+	"two-node-ha":          {"pacemaker", "pcs", "fence-agents-all"},
 	"usbguard":             {"usbguard"},
 	"wasm":                 {"crun-wasm"},
 }

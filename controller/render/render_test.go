@@ -42,8 +42,8 @@ func TestContainerfile(t *testing.T) {
 		{"trust bundle", base(func(c *Containerfile) { c.TrustBundle = true }), []string{"COPY openshift-config-user-ca-bundle.crt /etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt\nRUN update-ca-trust\n"}, nil},
 		{"release", base(func(c *Containerfile) { c.ReleaseVersion = "4.20.1" }), []string{`LABEL releaseversion="4.20.1"`}, nil},
 		{
-			"extensions", base(func(c *Containerfile) { c.Extensions = []string{"usbguard", "kerberos"} }),
-			[]string{"from=registry.example/extensions@sha256:2,", "rpm-ostree install usbguard krb5-workstation libkadm5 &&"},
+			"extensions", base(func(c *Containerfile) { c.Extensions = []string{"usbguard", "kerberos", "two-node-ha"} }),
+			[]string{"from=registry.example/extensions@sha256:2,", "rpm-ostree install usbguard krb5-workstation libkadm5 pacemaker pcs fence-agents-all &&"},
 			[]string{"override remove"},
 		},
 		{
