@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -233,13 +234,17 @@ func (l *lab) dump() {
 		return
 	}
 	for _, pod := range pods.Items {
-		l.t.Logf("log of %s\n%s", pod.Name, l.log(pod.Name))
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			l.t.Logf("log of %s in %s\n%s", c.Name, pod.Name, l.logOf(pod.Name, c.Name))
+		}
 	}
 }
 
-// log returns what a pod's container has said so far.
-func (l *lab) log(pod string) string {
-	stream, err := client.CoreV1().Pods(l.namespace).GetLogs(pod, &corev1.PodLogOptions{}).Stream(context.Background())
+// log returns what a pod's only container has said so far, logOf one of several.
+func (l *lab) log(pod string) string { return l.logOf(pod, "") }
+
+func (l *lab) logOf(pod, container string) string {
+	stream, err := client.CoreV1().Pods(l.namespace).GetLogs(pod, &corev1.PodLogOptions{Container: container}).Stream(context.Background())
 	if err != nil {
 		return ""
 	}
