@@ -21,6 +21,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -108,6 +109,39 @@ func installed(t testing.TB) *rest.Config {
 	as := rest.CopyConfig(server.Config)
 	as.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + namespace + ":strata-controller", Groups: []string{"system:serviceaccounts", "system:authenticated"}}
 	return as
+}
+
+// TestLeaseThatIsHeldForYears: a lease is as long as it says itself, whatever the settings
+// of those who wait for it are. So the Machine Config Operator's builder is kept away, which
+// has the same library: docs/quickstart.md.
+func TestLeaseThatIsHeldForYears(t *testing.T) {
+	t.Parallel()
+	if err := sharing(); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.NowMicro()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "held"}, Spec: coordinationv1.LeaseSpec{
+		HolderIdentity: ptr.To("nobody-who-renews-it"), LeaseDurationSeconds: ptr.To(int32(315360000)), AcquireTime: &now, RenewTime: &now,
+	}}
+	ctx := context.Background()
+	if err := admin.Create(ctx, lease); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, server.Config, "held")
+	select {
+	case <-r.elected:
+		t.Fatal("the lease was taken")
+	case <-time.After(6 * time.Second): // longer than its own settings would have it
+	}
+	if err := admin.Delete(ctx, lease); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.elected:
+	case <-time.After(time.Minute):
+		t.Fatal("the lease was not taken when it was gone")
+	}
+	r.stop()
 }
 
 // TestWithItsOwnRights runs the controller with the rights of its manifests through
