@@ -70,6 +70,9 @@ func decideUserNS(p *privileges, single bool) (usable, Finding) {
 			return usable{UserNSOwn, &m}, f
 		}
 		f = p.diagnose(t)
+		if beside, g := p.besideRoot(); t.Mapping != "" && g.Severity == SeverityWarning && tryMapping(beside).worked() {
+			return usable{UserNSOwn, &beside}, g
+		}
 	} else if t := tryMapping(p.singleID()); t.NewNamespace != 0 {
 		f = p.noNamespace(t.NewNamespace) // no range of ids would help
 	}
@@ -164,6 +167,41 @@ func (p *privileges) ranges() (mapping, Finding) {
 	}
 	return mapping{uids: mapFromZero(p.uid, uids), gids: mapFromZero(p.gid, gids), helpers: true},
 		ok("one made here, with %d ids that newuidmap gives %s", count(uids)+1, p.user)
+}
+
+// besideRoot are the ids that a user namespace made by root without CAP_SETFCAP can have:
+// all but root's own, which the kernel lets nobody map who has not that capability
+// (user_namespaces(7)). Files of root can then be read, as far as anybody may, and not
+// written: that is enough in a pod, whose inputs are readable and whose volumes are open,
+// and elsewhere nothing. The finding is a failure where it is not to be tried.
+func (p *privileges) besideRoot() (mapping, Finding) {
+	missing := p.missing(mapCaps)
+	if !p.pod || p.uid != 0 || len(missing) != 1 || p.effective[capability.CAP_SETFCAP] {
+		return mapping{}, failure(result.ReasonUserNamespaceUnavailable, "the ids beside root's are not enough here")
+	}
+	m := mapping{uids: withoutRoot(p.uids), gids: withoutRoot(p.gids)}
+	if count(m.uids) < 2 || count(m.gids) < 2 {
+		return mapping{}, failure(result.ReasonUserNamespaceUnavailable, "there are no ids beside root's")
+	}
+	return m, warning("the user namespace has the %d ids that this process has beside root's, since CAP_SETFCAP is missing: what only root may read or write here is out of reach", count(m.uids)).
+		hinted("securityContext: {capabilities: {add: [SETFCAP]}}")
+}
+
+// withoutRoot maps 0 and what follows to the ids that exist here, but for 0.
+func withoutRoot(ids []specs.LinuxIDMapping) []specs.LinuxIDMapping {
+	var kept []specs.LinuxIDMapping
+	next := uint32(0)
+	for _, m := range ids {
+		first, size := m.ContainerID, m.Size
+		if first == 0 {
+			first, size = 1, size-1
+		}
+		if size > 0 {
+			kept = append(kept, specs.LinuxIDMapping{ContainerID: next, HostID: first, Size: size})
+			next += size
+		}
+	}
+	return kept
 }
 
 // diagnose says why a trial failed, and what to do about it.

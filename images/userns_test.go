@@ -1,6 +1,7 @@
 package images
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,6 +105,45 @@ func TestExists(t *testing.T) {
 	}{{0, 1000, true}, {0, 1001, false}, {999, 1, true}, {1000, 1, false}, {2000, 10, true}, {2005, 6, false}, {5000, 1, false}, {5000, 0, true}} {
 		if got := exists(ids, c.first, c.size); got != c.want {
 			t.Errorf("exists(%d, %d) is %v", c.first, c.size, got)
+		}
+	}
+}
+
+// TestIDsBesideRoot: root without CAP_SETFCAP may give away all ids but its own, and only
+// in a pod is that of use.
+func TestIDsBesideRoot(t *testing.T) {
+	of := func(caps ...capability.Cap) func(*privileges) {
+		return func(p *privileges) {
+			p.uid, p.pod = 0, true
+			p.uids = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 9, Size: 1}, {ContainerID: 1, Size: 999}, {ContainerID: 2000, HostID: 7, Size: 10}}
+			for _, c := range caps {
+				p.effective[c] = true
+			}
+		}
+	}
+	m, f := anyone(of(capability.CAP_SETUID, capability.CAP_SETGID)).besideRoot()
+	if want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 1, Size: 999}, {ContainerID: 999, HostID: 2000, Size: 10}}; !slices.Equal(m.uids, want) {
+		t.Errorf("the map is %v, want %v", m.uids, want)
+	}
+	if want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 1, Size: ^uint32(0) - 1}}; !slices.Equal(m.gids, want) {
+		t.Errorf("the map of groups is %v, want %v", m.gids, want)
+	}
+	if f.Severity != SeverityWarning || !strings.Contains(f.Found, "the 1009 ids") || !strings.Contains(f.Hint, "add: [SETFCAP]") {
+		t.Errorf("%+v", f)
+	}
+	for name, change := range map[string]func(*privileges){
+		"on a machine":     func(p *privileges) { of(capability.CAP_SETUID, capability.CAP_SETGID)(p); p.pod = false },
+		"a user":           func(p *privileges) { of(capability.CAP_SETUID, capability.CAP_SETGID)(p); p.uid = 1000 },
+		"without SETGID":   of(capability.CAP_SETUID),
+		"with SETFCAP":     of(capability.CAP_SETUID, capability.CAP_SETFCAP),
+		"with all of them": of(capability.CAP_SETUID, capability.CAP_SETGID, capability.CAP_SETFCAP),
+		"a single id": func(p *privileges) {
+			of(capability.CAP_SETUID, capability.CAP_SETGID)(p)
+			p.uids = p.uids[:1]
+		},
+	} {
+		if _, f := anyone(change).besideRoot(); f.Severity != SeverityFailure {
+			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }

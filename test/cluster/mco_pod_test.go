@@ -26,10 +26,6 @@ const (
 	mcoBuild    = mcoConfig + "-fedcba9876543210fedcba9876543210"
 )
 
-// usualInCRIO are the capabilities that CRI-O, OpenShift's runtime, gives a container
-// that asks for none. containerd gives SETFCAP, MKNOD, NET_RAW, SYS_CHROOT and AUDIT_WRITE too.
-var usualInCRIO = []corev1.Capability{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETPCAP", "SETUID"}
-
 // mcoAgent is the agent's image in the registry: the operator's pod always pulls.
 const mcoAgent = "e2e/agent:mco"
 
@@ -104,14 +100,9 @@ func packed(t *testing.T, text string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// imageBuild is the container of the operator's pod in which the agent runs.
-func imageBuild(change func(*corev1.Container)) option {
-	return func(job *batchv1.Job) { change(&job.Spec.Template.Spec.InitContainers[0]) }
-}
-
-// builtBy waits until the container of the first pod has ended that builds, and returns
-// the pod, how the container ended, and its result.
-func (l *lab) builtBy(job string) (*corev1.Pod, *corev1.ContainerStateTerminated, *result.Result) {
+// builtBy waits until the init container of the Job's first pod has ended, and returns the
+// pod and the result that it left.
+func (l *lab) builtBy(job string) (*corev1.Pod, *result.Result) {
 	l.t.Helper()
 	var p corev1.Pod
 	await(l.t, "the first pod of "+job+" has built", func(context.Context) (bool, error) {
@@ -127,7 +118,7 @@ func (l *lab) builtBy(job string) (*corev1.Pod, *corev1.ContainerStateTerminated
 	if err != nil {
 		l.t.Fatalf("the container exited %d and left no result (%v): %q", end.ExitCode, err, end.Message)
 	}
-	return &p, end, r
+	return &p, r
 }
 
 // mcoContainerfile has the shape of what the operator renders, for a base without the
@@ -150,18 +141,28 @@ var mcoContainerfile = []string{
 // image and the command of the container changed that builds. Its second container finds
 // the digest.
 func TestPodOfTheMachineConfigOperator(t *testing.T) {
-	for name, optional := range map[string]map[string]string{
-		"all": {
-			"policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
-			"registries.conf": "unqualified-search-registries = [\"registry.example.com\"]\n",
-		},
+	both := map[string]string{
+		"policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
+		"registries.conf": "unqualified-search-registries = [\"registry.example.com\"]\n",
+	}
+	for name, tt := range map[string]struct {
+		optional     map[string]string
+		capabilities *corev1.Capabilities
+		says         string
+	}{
+		"all": {both, nil, "User namespace: one made here"},
 		// ConfigMaps that are optional and not there: a kubelet mounts directories.
-		"no-policy-no-registries": nil,
+		"no-policy-no-registries": {nil, nil, "User namespace: one made here"},
+		// CRI-O, the runtime of OpenShift, gives a container that asks for none fewer
+		// capabilities than containerd, which adds SETFCAP, SYS_CHROOT and others.
+		"on-crio": {both, caps(all, "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETPCAP", "SETUID"), "beside root's, since CAP_SETFCAP is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
-			job := l.mcoJob(mcoContainerfile, optional).Name
-			p, _, r := l.builtBy(job)
+			job := l.mcoJob(mcoContainerfile, tt.optional, func(job *batchv1.Job) {
+				job.Spec.Template.Spec.InitContainers[0].SecurityContext.Capabilities = tt.capabilities
+			}).Name
+			p, r := l.builtBy(job)
 			if r.Reason != result.ReasonSucceeded || r.Sandbox.Storage != "overlay" || r.Sandbox.UserNS != "own" {
 				t.Fatalf("%s (%s) in sandbox %+v, want success with overlay on the volume", r.Reason, r.Message, r.Sandbox)
 			}
@@ -185,7 +186,7 @@ func TestPodOfTheMachineConfigOperator(t *testing.T) {
 
 			tree := bases.Flatten(t, img)
 			for path, want := range map[string]string{
-				"/etc/machine-config-daemon/currentconfig":                               mcoMachineConfig,
+				"/etc/machine-config-daemon/currentconfig":                             mcoMachineConfig,
 				"/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt": string(ca),
 				"/seen": "of entitlement.pem\n[own]\nof KEY\n",
 			} {
@@ -207,11 +208,11 @@ func TestPodOfTheMachineConfigOperator(t *testing.T) {
 
 			log := l.logOf(p.Name, "image-build")
 			policy, registries := "/etc/containers/policy.json\n", "/etc/containers/registries.conf ("
-			if optional == nil {
+			if tt.optional == nil {
 				policy, registries = "the built-in one", "no configuration\n"
 			}
 			for _, want := range []string{
-				"Store: /home/build/.local/share/containers/storage, overlay",
+				tt.says, "Store: /home/build/.local/share/containers/storage, overlay",
 				"Signature policy: " + policy, "Registries: " + registries,
 				"Authorities: /etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt",
 			} {
@@ -224,35 +225,4 @@ func TestPodOfTheMachineConfigOperator(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestPodOfTheMachineConfigOperatorOnCRIO: with the fewer capabilities that OpenShift's
-// runtime gives, one is missing. The agent names it at once, and with it alone it builds.
-func TestPodOfTheMachineConfigOperatorOnCRIO(t *testing.T) {
-	with := func(more ...corev1.Capability) option {
-		return imageBuild(func(c *corev1.Container) {
-			c.SecurityContext.Capabilities = &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: append(more, usualInCRIO...)}
-		})
-	}
-	t.Run("as-it-is", func(t *testing.T) {
-		l := newLab(t)
-		_, end, r := l.builtBy(l.mcoJob(mcoContainerfile, nil, with()).Name)
-		if end.ExitCode != int32(result.ExitSandbox) || r.Reason != result.ReasonUserNamespaceUnavailable || !strings.Contains(r.Message, "SETFCAP") {
-			t.Errorf("exit %d, %s: %s", end.ExitCode, r.Reason, r.Message)
-		}
-		if n := len(r.Attempts); n != 0 {
-			t.Errorf("%d attempts were made", n)
-		}
-	})
-	t.Run("with-setfcap", func(t *testing.T) {
-		l := newLab(t)
-		job := l.mcoJob(mcoContainerfile, nil, with("SETFCAP")).Name
-		_, _, r := l.builtBy(job)
-		if r.Reason != result.ReasonSucceeded || r.Sandbox.Storage != "overlay" {
-			t.Errorf("%s in sandbox %+v: %s", r.Reason, r.Sandbox, r.Message)
-		}
-		if _, condition := l.ended(job); condition.Type != batchv1.JobComplete {
-			t.Errorf("the Job is %s: %s", condition.Type, condition.Message)
-		}
-	})
 }

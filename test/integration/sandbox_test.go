@@ -318,6 +318,33 @@ func TestSandboxesThatBuild(t *testing.T) {
 	}
 }
 
+// usualInCRIO are the capabilities that CRI-O gives a container that asks for none.
+const usualInCRIO = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+net_bind_service,+setgid,+setpcap,+setuid"
+
+// TestRootOfAPodWithoutSETFCAP builds as root in a pod of OpenShift does, whose runtime
+// gives no capability to map root's id: with the others, where what it needs is open.
+func TestRootOfAPodWithoutSETFCAP(t *testing.T) {
+	install(t, "util-linux")
+	l := sandboxLab(t)
+	command(t, "chmod", "-R", "a+rwX", l.dir)
+	for name, set := range map[string]string{"CRI-O": usualInCRIO, "least": "-all,+setuid,+setgid"} {
+		t.Run(name, func(t *testing.T) {
+			l.newStore()
+			l.wrap = []string{"env", "container=oci", "setpriv", "--bounding-set=" + set, "--no-new-privs"}
+			o := l.build()
+			o.wantSuccess(t)
+			o.wantLine(t, "Warning: the user namespace has the 4294967294 ids that this process has beside root's, since CAP_SETFCAP is missing")
+			o.wantLine(t, "Storage: native overlay on ")
+			if got := o.result.Sandbox.UserNS; got != "own" {
+				t.Errorf("userns %q", got)
+			}
+			if uid, _ := owner(t, filepath.Join(l.store, "overlay")); uid != 1 {
+				t.Errorf("the store belongs to %d, want the first id beside root's", uid)
+			}
+		})
+	}
+}
+
 // TestContextOfSomebodyElse has a context that belongs to the machine's root, whom the
 // user namespace of a user knows not; nor has it the id that stands for the unknown.
 func TestContextOfSomebodyElse(t *testing.T) {
