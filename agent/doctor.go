@@ -64,7 +64,7 @@ func Doctor(s *Settings, asJSON bool, streams Streams) result.ExitCode {
 func diagnose(s *Settings) Diagnosis {
 	runtime.LockOSThread() // the worker is killed when the thread ends
 	defer runtime.UnlockOSThread()
-	w, err := images.NewWorker(s.SingleID, append([]string{examinerName}, os.Args[1:]...)...)
+	w, err := images.NewWorker(s.needs(), append([]string{examinerName}, os.Args[1:]...)...)
 	findings := []images.Finding{w.Finding}
 	var more []images.Finding
 	if err != nil {

@@ -73,7 +73,7 @@ func (p *Pruning) Run(environ []string, streams Streams) result.ExitCode {
 func (p *Pruning) start() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	w, err := images.NewWorker(p.settings.SingleID, append([]string{prunerName}, os.Args[1:]...)...)
+	w, err := images.NewWorker(p.settings.needs(), append([]string{prunerName}, os.Args[1:]...)...)
 	if err != nil {
 		return err
 	}

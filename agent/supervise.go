@@ -96,7 +96,7 @@ func startWorker(s *Settings, c *console) (*images.Worker, *os.File, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		c.log.Debug("orphans are left to others", "error", err)
 	}
-	w, err := images.NewWorker(s.SingleID, append([]string{workerName}, os.Args[1:]...)...)
+	w, err := images.NewWorker(s.needs(), append([]string{workerName}, os.Args[1:]...)...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -124,7 +124,7 @@ const sweepTime = time.Second
 
 // sweepAfterWorker removes what a worker left that was killed.
 func sweepAfterWorker(s *Settings) {
-	w, err := images.NewWorker(s.SingleID, append([]string{sweeperName}, os.Args[1:]...)...)
+	w, err := images.NewWorker(s.needs(), append([]string{sweeperName}, os.Args[1:]...)...)
 	if err != nil {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -38,6 +39,34 @@ func Sweep(s *Settings, streams Streams) result.ExitCode {
 	}
 	engine.Close()
 	return result.ExitSucceeded
+}
+
+// needs are what a worker with these settings has to get at.
+func (s *Settings) needs() images.Needs {
+	n := images.Needs{Single: s.SingleID, StorageRoot: s.StorageRoot}
+	for _, path := range slices.Concat([]string{
+		filepath.Join(os.Getenv("HOME"), ".config/containers/storage.conf"), // the library reads it, and gives up where it may not
+		s.Context, s.Containerfile, s.PullAuthFile, s.PushAuthFile, s.CertDir, s.RegistriesConf, s.SignaturePolicy,
+	}, s.Pod.MachineConfig, s.Authorities) {
+		if path != "" {
+			n.Read = append(n.Read, path)
+		}
+	}
+	for _, m := range s.Pod.Mounts {
+		n.Read = append(n.Read, m.Source)
+	}
+	for _, file := range []string{s.DigestFile, s.IIDFile} {
+		if file != "" {
+			n.Write = append(n.Write, filepath.Dir(file))
+		}
+	}
+	if dir := os.Getenv("TMPDIR"); dir != "" {
+		n.Write = append(n.Write, dir)
+	}
+	if s.destination != nil && s.destination.Local() {
+		n.Write = append(n.Write, s.destination.Dir())
+	}
+	return n
 }
 
 // resultFD is the descriptor on which a worker hands its Result to its supervisor.

@@ -65,7 +65,7 @@ func runInside() (int, error) {
 	defer os.RemoveAll(home)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	worker, err := NewWorker(false, os.Args...)
+	worker, err := NewWorker(Needs{}, os.Args...)
 	if err != nil {
 		return 1, err
 	}

@@ -41,6 +41,8 @@ type trial struct {
 	Helper string
 	// Mount is why nothing can be mounted there, empty where it can.
 	Mount string
+	// Reach is the first thing that is needed and out of reach there, empty for none.
+	Reach string
 	// Chroot is why no root directory can be changed to, empty where it can.
 	Chroot string
 	// Other is any other cause of failure.
@@ -53,9 +55,16 @@ func (t trial) worked() bool { return t == trial{} }
 const trialTime = time.Second
 
 // tryMapping makes a process in a user namespace of its own, as a worker will be one,
-// and has it mount something.
-func tryMapping(m mapping) (t trial) {
+// and has it mount something. With needs, it looks whether it gets at these first.
+func tryMapping(m mapping, needs ...Needs) (t trial) {
 	cmd := unshare.Command(trialName)
+	for _, n := range needs {
+		text, err := json.Marshal(n)
+		if err != nil {
+			return trial{Other: err.Error()}
+		}
+		cmd.Env = append(os.Environ(), needsVariable+"="+string(text))
+	}
 	m.apply(cmd)
 	cmd.UnshareFlags |= syscall.CLONE_NEWNS
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -157,6 +166,10 @@ func helperFailure(log string) (helper, text string) {
 // standTrial is the process of a trial: it mounts, and says what came of it.
 func standTrial() {
 	var t trial
+	var needs Needs
+	if text := os.Getenv(needsVariable); text != "" && json.Unmarshal([]byte(text), &needs) == nil {
+		t.Reach = needs.outOfReach()
+	}
 	t.try()
 	_ = json.NewEncoder(os.Stdout).Encode(t)
 }

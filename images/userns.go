@@ -50,15 +50,16 @@ type usable struct {
 	ids *mapping
 }
 
-// chooseUserNS finds out, by trying, in which user namespace a build can run. With
-// single it makes do with one id where there are no more.
-func chooseUserNS(p *privileges, single bool) (usable, Finding) {
-	u, f := decideUserNS(p, single)
+// chooseUserNS finds out, by trying, in which user namespace a build can run that has
+// these needs.
+func chooseUserNS(p *privileges, needs Needs) (usable, Finding) {
+	u, f := decideUserNS(p, needs)
 	f.Check = CheckUserNS
 	return u, f
 }
 
-func decideUserNS(p *privileges, single bool) (usable, Finding) {
+func decideUserNS(p *privileges, needs Needs) (usable, Finding) {
+	single := needs.Single
 	admin := p.effective[mountCap] && p.uid == 0
 	if admin && len(p.missing(rootCaps)) == 0 {
 		return asItIs(p, single)
@@ -70,7 +71,7 @@ func decideUserNS(p *privileges, single bool) (usable, Finding) {
 			return usable{UserNSOwn, &m}, f
 		}
 		f = p.diagnose(t)
-		if beside, g := p.besideRoot(); t.Mapping != "" && g.Severity == SeverityWarning && tryMapping(beside).worked() {
+		if beside, g := p.besideRoot(); t.Mapping != "" && g.Severity == SeverityWarning && tryMapping(beside, needs.withStore()).worked() {
 			return usable{UserNSOwn, &beside}, g
 		}
 	} else if t := tryMapping(p.singleID()); t.NewNamespace != 0 {
@@ -171,9 +172,9 @@ func (p *privileges) ranges() (mapping, Finding) {
 
 // besideRoot are the ids that a user namespace made by root without CAP_SETFCAP can have:
 // all but root's own, which the kernel lets nobody map who has not that capability
-// (user_namespaces(7)). Files of root can then be read, as far as anybody may, and not
-// written: that is enough in a pod, whose inputs are readable and whose volumes are open,
-// and elsewhere nothing. The finding is a failure where it is not to be tried.
+// (user_namespaces(7)). Files of root can then be read and written as far as anybody may:
+// that is enough in a pod whose inputs are readable and whose volumes are open. The finding
+// is a failure where it is not to be tried.
 func (p *privileges) besideRoot() (mapping, Finding) {
 	missing := p.missing(mapCaps)
 	if !p.pod || p.uid != 0 || len(missing) != 1 || p.effective[capability.CAP_SETFCAP] {

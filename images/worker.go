@@ -62,14 +62,14 @@ type Worker struct {
 // single, where there are none, with one. Whether that works is tried first, which
 // takes less than a second. The error is an *Error with the reason
 // UserNamespaceUnavailable.
-func NewWorker(single bool, argv ...string) (*Worker, error) {
+func NewWorker(needs Needs, argv ...string) (*Worker, error) {
 	p, err := readPrivileges()
 	if err != nil {
 		f := failure(result.ReasonUserNamespaceUnavailable, "what this process may do cannot be read: %v", err).hinted("mount /proc")
 		f.Check = CheckUserNS
 		return &Worker{Finding: f}, f.Err()
 	}
-	chosen, f := chooseUserNS(p, single)
+	chosen, f := chooseUserNS(p, needs)
 	w := &Worker{UserNS: chosen.kind, Finding: f}
 	if err := f.Err(); err != nil {
 		return w, err

@@ -38,9 +38,7 @@ mount --bind /mnt/lab "$lab"
 mount --bind /mnt/project "$project"
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/tmp/.upper,workdir=/tmp/.work /etc
 mount -t tmpfs tmpfs /run
-for file in policy.json registries.conf; do
-	if test -d "$lab/pod/etc/containers/$file"; then rm -rf "/etc/containers/$file"; fi
-done
+if test -d "$lab/pod/etc/containers/policy.json"; then rm -rf /etc/containers; fi # it may have a file there
 cp -a "$lab/pod/." /
 if test -d "$lab/done"; then mkdir /tmp/done && mount --bind "$lab/done" /tmp/done; fi
 if test -d "$lab/cache"; then mkdir -p "$HOME/.local/share/containers" && mount --bind "$lab/cache" "$HOME/.local/share/containers"; fi

@@ -326,7 +326,11 @@ const usualInCRIO = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+net_bind_s
 func TestRootOfAPodWithoutSETFCAP(t *testing.T) {
 	install(t, "util-linux")
 	l := sandboxLab(t)
-	command(t, "chmod", "-R", "a+rwX", l.dir)
+	t.Run("where the context is root's alone", func(t *testing.T) {
+		l.wrap = []string{"env", "container=oci", "setpriv", "--bounding-set=" + usualInCRIO}
+		l.wantNoSandbox("SETFCAP", "capabilities: {add: [SETUID, SETGID, SETFCAP]}") // the directory of the test is
+	})
+	command(t, "chmod", "-R", "a+rwX", filepath.Dir(l.dir))
 	for name, set := range map[string]string{"CRI-O": usualInCRIO, "least": "-all,+setuid,+setgid"} {
 		t.Run(name, func(t *testing.T) {
 			l.newStore()
