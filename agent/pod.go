@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
+	"github.com/strata-build/strata/images"
 )
 
 // Where the build pod of the Machine Config Operator has its inputs, and what the
@@ -108,18 +108,12 @@ func (s *Settings) readPod(args, environ []string, root string, problems *Proble
 func (s *Settings) readStore(environ []string, root string) {
 	at := func(path string) string { return filepath.Join(root, path) }
 	home := variable(environ, "HOME")
-	if s.StorageRoot != "" || home == "" || !exists(at(podContainerfile)) || isMountpoint(at(podOwnStore)) {
+	if s.StorageRoot != "" || home == "" || !exists(at(podContainerfile)) || images.IsMountpoint(at(podOwnStore)) {
 		return
 	}
-	if dir := at(filepath.Join(home, podStore)); isMountpoint(dir) {
+	if dir := at(filepath.Join(home, podStore)); images.IsMountpoint(dir) {
 		s.StorageRoot = filepath.Join(dir, "storage")
 	}
-}
-
-// isMountpoint tells whether something is mounted at a path.
-func isMountpoint(path string) bool {
-	is, err := mountinfo.Mounted(path)
-	return err == nil && is
 }
 
 // variable is the value of a variable of the environment, empty when it has none.

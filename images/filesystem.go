@@ -131,3 +131,9 @@ func tryWriting(dir string) error {
 	_, err = f.Write(make([]byte, 16<<10))
 	return errors.Join(err, f.Close())
 }
+
+// IsMountpoint tells whether something is mounted at a path.
+func IsMountpoint(path string) bool {
+	is, err := mountinfo.Mounted(path)
+	return err == nil && is
+}
