@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,12 +32,19 @@ const mcoAgent = "e2e/agent:mco"
 
 var pushAgent sync.Once
 
+// mcoImage is the agent's image with an id of its own: once the kubelet has pulled an id
+// with a credential, it wants one of every pod that names the id, the image that was
+// loaded onto the node included.
+func mcoImage(t *testing.T) v1.Image {
+	return bases.Configure(t, agentImage(t), func(c *v1.ConfigFile) { c.Author = mcoAgent })
+}
+
 // mcoJob starts the Job of testdata/mco-job.yaml with all that it mounts, as the operator
 // makes it. The account of the pods has what a node of OpenShift has: the credential to pull.
 // HOST in the Containerfile stands for the registry.
 func (l *lab) mcoJob(containerfile []string, optional map[string]string, options ...option) *batchv1.Job {
 	l.t.Helper()
-	pushAgent.Do(func() { bases.Push(l.t, host, mcoAgent, agentImage(l.t), onRegistry()...) })
+	pushAgent.Do(func() { bases.Push(l.t, host, mcoAgent, mcoImage(l.t), onRegistry()...) })
 	if _, err := client.CoreV1().ServiceAccounts(l.namespace).Create(l.t.Context(), &corev1.ServiceAccount{
 		ObjectMeta:       metav1.ObjectMeta{Name: "machine-os-builder"},
 		ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
