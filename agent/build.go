@@ -223,6 +223,7 @@ func (b *build) prepare(ctx context.Context) (err error) {
 	}
 	b.result.Sandbox.Storage, b.result.Sandbox.Isolation = b.engine.Storage(), b.engine.Isolation()
 	b.pulled = map[images.Base]bool{}
+	b.engine.PlanPush(b.settings.destination, b.settings.BuildSpec)
 	b.console.log.Debug("Prepared", "store", b.engine.StorageRoot(), "driver", b.engine.Storage(),
 		"isolation", b.engine.Isolation(), "userns", b.result.Sandbox.UserNS, "temp", b.engine.TempDir(),
 		"memory", images.OwnMemoryGroup().Limit(), "heap", debug.SetMemoryLimit(-1), "threads", runtime.GOMAXPROCS(0))

@@ -31,7 +31,11 @@ func (b *build) preflight(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, preflightTime)
 	defer cancel()
 	err := b.engine.CheckPush(limited, d, b.settings.PushAuthFile)
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
+		b.engine.PushEarly(ctx)
+		return nil
+	}
+	if ctx.Err() != nil {
 		return nil // an end of the whole build is the next phase's to notice
 	}
 	switch images.AsError(err).Class {

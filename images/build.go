@@ -304,6 +304,9 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 			failed.Reason, failed.Class = result.ReasonStepOutOfMemory, result.ClassResource
 			failed.Message += fmt.Sprintf(" (the kernel killed a process of this pod or group for memory: %s)", group.Describe())
 		}
+		if failed.Reason == result.ReasonNoSpace {
+			e.relay.free()
+		}
 		return "", e.withSpace(failed)
 	}
 	e.built = true

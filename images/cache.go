@@ -154,7 +154,9 @@ func (r cacheSourceReference) NewImageSource(_ context.Context, sys *types.Syste
 	if r.use.caches.isLeft(cacheFrom, r.ImageReference) {
 		return nil, errLeft
 	}
-	source, err := pullReference{r.ImageReference, r.use.caches.engine, r.use.stall, newEndpoints()}.NewImageSource(r.use.build, sys)
+	source, err := pullReference{
+		ImageReference: r.ImageReference, engine: r.use.caches.engine, stall: r.use.stall, tried: newEndpoints(),
+	}.NewImageSource(r.use.build, sys)
 	if err != nil {
 		return nil, r.failed(err)
 	}
@@ -233,7 +235,7 @@ func (r cacheDestinationReference) NewImageDestination(ctx context.Context, _ *t
 	if c.known == nil {
 		c.known = c.engine.knownLayers()
 	}
-	push := pushReference{ImageReference: r.ImageReference, known: maps.Clone(c.known), algorithm: compression.Gzip, outcome: &pushOutcome{}}
+	push := pushReference{ImageReference: r.ImageReference, known: maps.Clone(c.known), algorithm: compression.Gzip, outcome: &pushOutcome{}, relay: c.engine.relay}
 	c.mu.Unlock()
 	algorithm, err := r.use.spec.Compression.algorithm()
 	if err != nil {

@@ -54,6 +54,9 @@ type Base struct {
 	Platform string
 	// From tells that the image is the base of a stage, whose steps run in it.
 	From bool
+	// Final tells that the image which is built is made of its layers, and of those of
+	// the steps.
+	Final bool
 }
 
 // runs tells whether the Containerfile has a RUN step.
@@ -163,7 +166,7 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 		}
 		stages = through
 	}
-	c := &collector{path: path, stages: stages, contexts: contexts, needed: map[int]bool{}, seen: map[string]int{}, mounted: map[string]string{}}
+	c := &collector{path: path, stages: stages, contexts: contexts, needed: map[int]bool{}, final: map[int]bool{len(stages) - 1: true}, seen: map[string]int{}, mounted: map[string]string{}}
 	if err := c.need(len(stages) - 1); err != nil {
 		return nil, err
 	}
@@ -300,6 +303,7 @@ type collector struct {
 	stages   imagebuilder.Stages
 	contexts map[string]*define.AdditionalBuildContext
 	needed   map[int]bool
+	final    map[int]bool   // the last stage, and those it is built on
 	seen     map[string]int // name and platform of a base to its index
 	bases    []Base
 	mounted  map[string]string
@@ -323,7 +327,8 @@ func (c *collector) need(index int) error {
 			if resolved == "" {
 				return syntaxError(c.path, node.StartLine, fmt.Errorf("%s names no image or stage: its variables are empty (only those of ARG count here)", node.Original))
 			}
-			stage, err := c.use(index, node, resolved)
+			final := c.final[index] && strings.EqualFold(node.Value, command.From) && name == node.Next.Value
+			stage, err := c.use(index, node, resolved, final)
 			if err != nil {
 				return err
 			}
@@ -356,8 +361,9 @@ func (c *collector) need(index int) error {
 	return nil
 }
 
-// use follows a name to the stage or the image that it means.
-func (c *collector) use(index int, node *parser.Node, name string) (stage bool, err error) {
+// use follows a name to the stage or the image that it means. final tells that the
+// image which is built is made of its layers.
+func (c *collector) use(index int, node *parser.Node, name string, final bool) (stage bool, err error) {
 	from := strings.EqualFold(node.Value, command.From)
 	if extra, ok := c.contexts[name]; ok {
 		if !extra.IsImage {
@@ -367,6 +373,7 @@ func (c *collector) use(index int, node *parser.Node, name string) (stage bool, 
 	} else {
 		for i := index - 1; i >= 0; i-- {
 			if c.stages[i].Name == name || strconv.Itoa(i) == name {
+				c.final[i] = c.final[i] || final
 				return true, c.need(i)
 			}
 		}
@@ -390,10 +397,11 @@ func (c *collector) use(index int, node *parser.Node, name string) (stage bool, 
 	key := name + " " + platform
 	if i, ok := c.seen[key]; ok {
 		c.bases[i].From = c.bases[i].From || from
+		c.bases[i].Final = c.bases[i].Final || final
 		return false, nil
 	}
 	c.seen[key] = len(c.bases)
-	c.bases = append(c.bases, Base{Name: name, Line: node.StartLine, Platform: platform, From: from})
+	c.bases = append(c.bases, Base{Name: name, Line: node.StartLine, Platform: platform, From: from, Final: final})
 	return false, nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	dockerconfig "go.podman.io/image/v5/pkg/docker/config"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/types"
+	"go.podman.io/storage"
 
 	"github.com/strata-build/strata/images/distribution"
 )
@@ -92,6 +95,8 @@ type pushReference struct {
 	algorithm compression.Algorithm
 	only      bool
 	outcome   *pushOutcome
+	// relay has layers as they were pulled; nil has none.
+	relay *relay
 }
 
 // pushOutcome is what a copy does not tell of a push.
@@ -214,7 +219,11 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 		cache.RecordKnownLocation(d.ref.Transport(), d.scope(), info.Digest, d.location())
 		return true, types.BlobInfo{Digest: info.Digest, Size: size, MediaType: info.MediaType}, nil
 	}
-	for _, candidate := range d.candidates(info.Digest, cache, canSubstitute) {
+	found := d.candidates(info.Digest, cache, canSubstitute)
+	for _, candidate := range found {
+		if d.ref.relay != nil {
+			d.ref.relay.await(ctx, candidate.Digest)
+		}
 		reused := types.BlobInfo{Digest: candidate.Digest, Size: info.Size, MediaType: info.MediaType}
 		if candidate.Digest != info.Digest {
 			d.mu.Lock()
@@ -242,7 +251,46 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 			return true, reused, nil
 		}
 	}
+	if d.ref.relay != nil {
+		return d.pass(ctx, info, found, cache)
+	}
 	return false, types.BlobInfo{}, nil
+}
+
+// pass sends a layer in the form in which it was pulled, where that was kept.
+func (d *pushDestination) pass(ctx context.Context, info types.BlobInfo, found []types.BICReplacementCandidate, cache types.BlobInfoCache) (bool, types.BlobInfo, error) {
+	for _, candidate := range found {
+		d.mu.Lock()
+		kind, known := d.ref.known[candidate.Digest]
+		d.mu.Unlock()
+		if !known || d.ref.only && kind.algorithm.Name() != d.ref.algorithm.Name() {
+			continue
+		}
+		put, err := d.putKept(ctx, candidate.Digest, cache)
+		switch {
+		case err == nil:
+			return true, types.BlobInfo{
+				Digest: put.Digest, Size: put.Size, MediaType: info.MediaType,
+				CompressionOperation: types.Compress, CompressionAlgorithm: &kind.algorithm,
+			}, nil
+		case errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, distribution.ErrWrongDigest):
+			d.ref.relay.damaged(candidate.Digest, err)
+		default:
+			return false, types.BlobInfo{}, err
+		}
+	}
+	return false, types.BlobInfo{}, nil
+}
+
+// putKept sends a blob that is kept. The error is fs.ErrNotExist when it is not.
+func (d *pushDestination) putKept(ctx context.Context, blob digest.Digest, cache types.BlobInfoCache) (types.BlobInfo, error) {
+	file, size, err := d.ref.relay.kept.Open(blob)
+	if err != nil {
+		return types.BlobInfo{}, err
+	}
+	defer file.Close()
+	return d.PutBlob(ctx, sending{file, d.ref.relay}, types.BlobInfo{Digest: blob, Size: size}, cache, false)
 }
 
 // candidates lists places where the blob, or where that may be another form of it,
@@ -316,27 +364,44 @@ func (e *Engine) knownLayers() map[digest.Digest]layerKind {
 		return known
 	}
 	for _, image := range stored {
-		for _, name := range image.BigDataNames {
-			if !strings.HasPrefix(name, "manifest") {
-				continue
-			}
-			data, err := e.store.ImageBigData(image.ID, name)
-			if err != nil {
-				continue
-			}
-			m, err := manifest.FromBlob(data, manifest.GuessMIMEType(data))
-			if err != nil {
-				continue
-			}
-			for _, layer := range m.LayerInfos() {
-				switch {
-				case strings.HasSuffix(layer.MediaType, "gzip"): // of OCI and of Docker
-					known[layer.Digest] = layerKind{size: layer.Size, algorithm: compression.Gzip}
-				case strings.HasSuffix(layer.MediaType, "+zstd"):
-					known[layer.Digest] = layerKind{size: layer.Size, algorithm: compression.Zstd}
-				}
+		maps.Copy(known, e.layersOf(image))
+	}
+	return known
+}
+
+// layersOf collects the compressed layers that the manifests of an image in the store
+// name.
+func (e *Engine) layersOf(image storage.Image) map[digest.Digest]layerKind {
+	layers := map[digest.Digest]layerKind{}
+	for _, name := range image.BigDataNames {
+		if !strings.HasPrefix(name, "manifest") {
+			continue
+		}
+		data, err := e.store.ImageBigData(image.ID, name)
+		if err != nil {
+			continue
+		}
+		m, err := manifest.FromBlob(data, manifest.GuessMIMEType(data))
+		if err != nil {
+			continue
+		}
+		for _, layer := range m.LayerInfos() {
+			if algorithm := compressionOf(layer.MediaType); algorithm != nil {
+				layers[layer.Digest] = layerKind{size: layer.Size, algorithm: *algorithm}
 			}
 		}
 	}
-	return known
+	return layers
+}
+
+// compressionOf is how a layer of a media type is compressed, nil for not at all or in
+// a way that a push would not leave as it is.
+func compressionOf(mediaType string) *compression.Algorithm {
+	switch {
+	case strings.HasSuffix(mediaType, "gzip"): // of OCI and of Docker
+		return &compression.Gzip
+	case strings.HasSuffix(mediaType, "+zstd"):
+		return &compression.Zstd
+	}
+	return nil
 }

@@ -89,6 +89,7 @@ type Engine struct {
 	authCopies map[string]authCopy
 	parsed     parsed // the Containerfile as it was last read
 	caches     *caches
+	relay      *relay // nil where the doctor looks on
 }
 
 //go:embed policy.json
@@ -116,6 +117,9 @@ func (e *Engine) open() error {
 			return err
 		}
 		e.say(c, f)
+		if c.name == checkTemp {
+			e.relay = &relay{engine: e, kept: keptBy(e.ledger.dir, e.ledger.name)}
+		}
 		if c.name == checkDriver {
 			e.store = &recordedStore{e.store, e.ledger}
 			e.sweep()
@@ -149,8 +153,12 @@ func (e *Engine) Close() {
 		e.space = nil
 	}
 	left := false
+	if e.relay != nil {
+		left = e.relay.close()
+		e.relay = nil
+	}
 	if e.tmp != "" {
-		left = !removeTemp(e.tmp, e.log)
+		left = !removeTemp(e.tmp, e.log) || left
 		e.tmp = ""
 	}
 	if e.store != nil {

@@ -15,13 +15,16 @@ import (
 
 	"go.podman.io/storage"
 	"golang.org/x/sys/unix"
+
+	"github.com/strata-build/strata/images/blobs"
 )
 
 // ledgerDir is the directory in a store where builds say what is theirs there.
 const ledgerDir = "strata"
 
 // ledger is what one build has in a store: its directory of temporary files, its
-// working containers, which have its name, and the layers that it made. It is a file
+// working containers, which have its name, the layers that it made, and the compressed
+// ones that it keeps for its push, in a directory of its name. It is a file
 // that is locked as long as the build lives, whatever ends it, so that another
 // build knows what was left behind.
 type ledger struct {
@@ -144,6 +147,14 @@ type abandoned struct {
 // abandoned lists what builds left that were killed, or that could not remove it.
 func (l *ledger) abandoned() []abandoned { return abandonedIn(l.dir) }
 
+// freeKept gives free the blobs that builds kept which have ended: on a filesystem that
+// is full there is no room for them.
+func freeKept(root string) {
+	for _, a := range abandonedIn(filepath.Join(root, ledgerDir)) {
+		_ = a.kept().Clear() // what cannot be removed is found again
+	}
+}
+
 // freeAbandoned gives free what builds left in the store at root that were killed, as
 // far as it needs no store, and tells whether there was anything.
 func freeAbandoned(root string, log *slog.Logger) (found bool) {
@@ -200,6 +211,9 @@ func (a abandoned) free(log *slog.Logger) bool {
 	}
 	return a.temp == "" || removeTemp(a.temp, log)
 }
+
+// kept is where it kept blobs.
+func (a abandoned) kept() *blobs.Dir { return keptBy(filepath.Dir(a.path), a.name) }
 
 // removeUnnamed removes ledgers of builds that were killed before they began. The
 // caller is alone.

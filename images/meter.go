@@ -23,6 +23,8 @@ type meter struct {
 	ctx    context.Context // that of the copy
 	cancel context.CancelCauseFunc
 	stall  *time.Timer // nil for none
+	// silence is how long nothing may be heard of it.
+	silence time.Duration
 
 	mu   sync.Mutex
 	read int64
@@ -33,18 +35,15 @@ type meter struct {
 // is how long what it read may be unknown; 0 means never.
 func newMeter(parent context.Context, stall time.Duration) *meter {
 	ctx, cancel := context.WithCancelCause(parent)
-	m := &meter{events: make(chan types.ProgressProperties), ctx: ctx, cancel: cancel}
-	silence := stall + progressInterval
+	m := &meter{events: make(chan types.ProgressProperties), ctx: ctx, cancel: cancel, silence: stall + progressInterval}
 	if stall > 0 {
-		m.stall = time.AfterFunc(silence, func() {
+		m.stall = time.AfterFunc(m.silence, func() {
 			cancel(fmt.Errorf("%w for %v", distribution.ErrStalled, stall))
 		})
 	}
 	go func() {
 		for p := range m.events {
-			if m.stall != nil {
-				m.stall.Reset(silence)
-			}
+			m.progress()
 			if p.Event == types.ProgressEventDone {
 				m.mu.Lock()
 				m.read += int64(p.Offset) //nolint:gosec // no blob has 8 EiB
@@ -53,6 +52,13 @@ func newMeter(parent context.Context, stall time.Duration) *meter {
 		}
 	}()
 	return m
+}
+
+// progress says that the copy goes on, where it does not say so itself.
+func (m *meter) progress() {
+	if m.stall != nil {
+		m.stall.Reset(m.silence)
+	}
 }
 
 // stop ends the watch and returns the bytes that the copy read from its source, and

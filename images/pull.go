@@ -84,10 +84,16 @@ func (e *Engine) Pull(ctx context.Context, containerfile string, b Base, authFil
 			host, credentials = reference.Domain(ref), e.describeCredentials(authFile, ref)
 		}
 		failed := e.transferError(ctx, err, transfer{pulling, "pulling", "the base image " + b.Name, host, credentials})
+		if failed.Reason == result.ReasonNoSpace {
+			e.relay.free()
+		}
 		if failed.Class == result.ClassInput {
 			failed.Message = fmt.Sprintf("%s, line %d: %s", containerfile, b.Line, failed.Message)
 		}
 		return 0, failed
+	}
+	if b.Final {
+		e.relay.based(images[0].StorageImage())
 	}
 	return bytes, checkPlatform(ctx, containerfile, b, images[0], sys)
 }
@@ -106,12 +112,12 @@ func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, 
 	stopListening := func() {}
 	defer func() { stopListening() }()
 	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
-		own, ok := e.ownSource(ref, tried)
+		own, ok := e.ownSource(ref, b.Final, tried)
 		if !ok {
 			stopListening()
 			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
 		}
-		return forecast{own, e, b.Name}, nil
+		return forecast{own, e, b}, nil
 	}
 	images, err = store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/transports/alltransports"
 	"go.podman.io/image/v5/types"
+	"go.podman.io/storage"
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
@@ -198,9 +200,13 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		defer client.Close()
 		if d.known == nil {
-			d.known = e.knownLayers()
+			if d.known = e.knownLayers(); e.isDocker(id) {
+				dropOthers(d.known)
+			}
 		}
-		push := pushReference{ImageReference: d.ref, client: client, known: d.known, algorithm: compression.Gzip, outcome: outcome}
+		e.relay.handOver(meter.progress)
+		defer e.relay.handOver(nil)
+		push := pushReference{ImageReference: d.ref, client: client, known: d.known, algorithm: compression.Gzip, outcome: outcome, relay: e.relay}
 		if sys.CompressionFormat != nil {
 			push.algorithm, push.only = *sys.CompressionFormat, true
 		}
@@ -210,6 +216,11 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		options.MaxParallelDownloads = conf.Engine.ImageParallelCopies
 	}
 	man, err := copy.Image(meter.ctx, policy, target, src, options)
+	if err != nil && outcome.rejected != nil && sys.CompressionFormat == nil && dropOthers(d.known) {
+		// The other format, in which it may be taken, has gzip alone.
+		outcome.rejected = nil
+		man, err = copy.Image(meter.ctx, policy, target, src, options)
+	}
 	written, err := meter.stop(err)
 	var format types.ManifestTypeRejectedError
 	if err != nil && outcome.rejected != nil && (errors.As(err, &format) || strings.Contains(err.Error(), everyFormatRejected)) {
@@ -237,7 +248,22 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 			return "", 0, fail(err)
 		}
 	}
-	return manifestDigest.String(), outcome.sent, nil
+	e.relay.arrived()
+	return manifestDigest.String(), outcome.sent + e.relay.sentEarly(), nil
+}
+
+// isDocker tells whether the image is in the format of Docker.
+func (e *Engine) isDocker(id string) bool {
+	data, err := e.store.ImageBigData(id, storage.ImageDigestBigDataKey)
+	return err == nil && manifest.GuessMIMEType(data) == manifest.DockerV2Schema2MediaType
+}
+
+// dropOthers forgets layers that are not compressed by gzip, the only compression that
+// the format of Docker knows, and tells whether there were any.
+func dropOthers(known map[digest.Digest]layerKind) bool {
+	all := len(known)
+	maps.DeleteFunc(known, func(_ digest.Digest, kind layerKind) bool { return kind.algorithm.Name() != compression.Gzip.Name() })
+	return len(known) < all
 }
 
 // checkKey says why the push cannot sign.
@@ -370,6 +396,9 @@ func (e *Engine) Pushed(ctx context.Context, d *Destination, buildID, authFile s
 		return "", nil
 	}
 	found, err := manifest.Digest(man)
+	if err == nil {
+		e.relay.arrived()
+	}
 	return found.String(), err
 }
 
@@ -380,12 +409,13 @@ func (e *Engine) CheckPush(ctx context.Context, d *Destination, authFile string)
 		return err
 	}
 	client, err := e.connect(ctx, d.ref.DockerReference(), authFile)
-	if err == nil {
-		defer client.Close()
-		err = client.CheckPush(ctx)
-	}
 	if err != nil {
 		return e.pushError(ctx, err, d, authFile)
 	}
+	if err := client.CheckPush(ctx); err != nil {
+		client.Close()
+		return e.pushError(ctx, err, d, authFile)
+	}
+	e.relay.admit(client)
 	return nil
 }

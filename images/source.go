@@ -25,8 +25,9 @@ import (
 
 // ownSource makes a reference to an image in a registry one that is read through a
 // client of our own, and notes in tried where. ok is false for what only
-// containers/image can read: an image with the signature that a policy asks for.
-func (e *Engine) ownSource(ref types.ImageReference, tried *endpoints) (own types.ImageReference, ok bool) {
+// containers/image can read: an image with the signature that a policy asks for. Layers
+// of a base of the final stage are passed on as they are pulled.
+func (e *Engine) ownSource(ref types.ImageReference, final bool, tried *endpoints) (own types.ImageReference, ok bool) {
 	if ref.Transport().Name() != docker.Transport.Name() {
 		return ref, true
 	}
@@ -34,7 +35,11 @@ func (e *Engine) ownSource(ref types.ImageReference, tried *endpoints) (own type
 		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
 		return libraryReference{ref, e}, false
 	}
-	return pullReference{ref, e, e.config.Stall, tried}, true
+	pull := pullReference{ImageReference: ref, engine: e, stall: e.config.Stall, tried: tried}
+	if final {
+		pull.relay = e.relay
+	}
+	return pull, true
 }
 
 // wantsSignature tells whether the policy asks more of an image than to be there
@@ -107,6 +112,8 @@ type pullReference struct {
 	// stall is how long it may make no progress, 0 for ever.
 	stall time.Duration
 	tried *endpoints
+	// relay passes on what is read; nil passes on nothing.
+	relay *relay
 }
 
 // endpoints are the places that one pull has asked for an image.
@@ -285,13 +292,21 @@ func (s *pullSource) GetBlob(ctx context.Context, info types.BlobInfo, cache typ
 	if err := info.Digest.Validate(); err != nil {
 		return nil, 0, err
 	}
+	// A push to the same registry can take it over from there.
+	cache.RecordKnownLocation(s.logical.Transport(), types.BICTransportScope{Opaque: reference.Domain(s.at)}, info.Digest, types.BICLocationReference{Opaque: s.at.Name()})
+	wanted := func() bool { return false }
+	if relay := s.logical.relay; relay != nil {
+		wanted = relay.wanted(ctx, info, s.at)
+	}
 	blob, size, err := s.client.Blob(ctx, info.Digest)
 	if err != nil {
 		return nil, 0, s.failure(err)
 	}
-	// A push to the same registry can take it over from there.
-	cache.RecordKnownLocation(s.logical.Transport(), types.BICTransportScope{Opaque: reference.Domain(s.at)}, info.Digest, types.BICLocationReference{Opaque: s.at.Name()})
-	return sourceBlob{blob, s}, size, nil
+	var stream io.ReadCloser = sourceBlob{blob, s}
+	if wanted() {
+		stream = s.logical.relay.keep(stream, info.Digest, size)
+	}
+	return stream, size, nil
 }
 
 // sourceBlob is a blob that is read from an endpoint.

@@ -34,6 +34,7 @@ func (e *Engine) lookAtRoot() (Finding, error) {
 	root := e.options.GraphRoot
 	err = tryWriting(root)
 	if err != nil && isFull(err) && freeAbandoned(root, e.log) {
+		freeKept(root)
 		err = tryWriting(root)
 	}
 	if err != nil {

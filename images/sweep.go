@@ -13,10 +13,14 @@ import (
 
 // sweep removes what builds left that were killed: their working containers, which
 // may hold copies of secrets, and their temporary files. Their layers stay, since
-// this build may go on where they ended.
+// this build may go on where they ended; so do layers that they kept as they were
+// pulled, which become those of this build.
 func (e *Engine) sweep() {
 	for _, a := range e.ledger.abandoned() {
 		e.killed = true
+		if err := e.relay.kept.Adopt(a.kept().Path()); err != nil {
+			e.log.Debug("Layers that a build kept are not taken over", "build", a.name, "error", err)
+		}
 		if e.clear(a) && len(e.orphans(a.layers)) == 0 {
 			_ = os.Remove(a.path)
 		}
@@ -27,6 +31,9 @@ func (e *Engine) sweep() {
 // clear removes everything but the layers and tells whether it is gone.
 func (e *Engine) clear(a abandoned) bool {
 	freed := a.free(e.log)
+	if err := a.kept().Clear(); err != nil {
+		freed = false
+	}
 	return e.deleteContainers(a.name) && freed
 }
 

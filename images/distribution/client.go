@@ -269,9 +269,12 @@ func (c *Client) Mount(ctx context.Context, d digest.Digest, from string) (ok bo
 	return false, nil
 }
 
+// ErrWrongDigest is the error of an upload of a blob that is not the one it should be.
+var ErrWrongDigest = errors.New("the digest did not match")
+
 // PutBlob uploads a blob of size bytes, -1 when that is not known, and returns its
-// digest and size; with an error, how much of it was sent. A blob whose digest is not
-// the wanted one, where one is wanted, is refused by the registry.
+// digest and size; with an error, how much of it was sent. An upload of a blob whose
+// digest is not the wanted one, where one is wanted, is given up with ErrWrongDigest.
 func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest, size int64) (digest.Digest, int64, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
 	if err != nil {
@@ -282,7 +285,14 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 	if err != nil {
 		return "", 0, fmt.Errorf("the registry began an upload without saying where: %w", err)
 	}
-	digester := digest.Canonical.Digester()
+	algorithm := digest.Canonical
+	if want != "" {
+		algorithm = want.Algorithm()
+	}
+	if !algorithm.Available() {
+		return "", 0, fmt.Errorf("%w: there is no way to make %s", ErrWrongDigest, want)
+	}
+	digester := algorithm.Digester()
 	counted := &counter{}
 	stream := io.TeeReader(blob, io.MultiWriter(digester.Hash(), counted))
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
@@ -298,12 +308,13 @@ func (c *Client) PutBlob(ctx context.Context, blob io.Reader, want digest.Digest
 		return "", counted.n, lostUpload(err)
 	}
 	_ = resp.Body.Close()
+	got := digester.Digest()
+	if want != "" && got != want {
+		c.abandon(ctx, resp)
+		return "", counted.n, fmt.Errorf("%w: what was to be sent as %s is %s", ErrWrongDigest, want, got)
+	}
 	if next, err := c.location(resp); err == nil {
 		target = next
-	}
-	got := digester.Digest()
-	if want != "" {
-		got = want
 	}
 	query := target.Query()
 	query.Set("digest", got.String())
