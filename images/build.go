@@ -289,6 +289,10 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	if options.PullPolicy != define.PullNever {
 		defer listenToPull(func(limited *distribution.Error) { cancel(limited) })()
 	}
+	if spec.Jobs == 1 || len(file.stages) == 1 { // else any stage may be the one at work
+		e.relay.building(steps.inFinal)
+		defer e.relay.building(nil)
+	}
 	group := OwnMemoryGroup()
 	killed := group.Kills()
 	e.space.reset()
@@ -403,7 +407,7 @@ func (e *Engine) buildOptions(ctx context.Context, spec BuildSpec, file *Contain
 			Ulimit:             ulimits,
 			SeccompProfilePath: e.seccomp,
 		},
-		Compression:             archive.Gzip,
+		Compression:             archive.Uncompressed, // the layers of a store are; the push compresses
 		CompressionFormat:       algorithm,
 		CompressionLevel:        spec.Compression.Level,
 		ContainerSuffix:         e.ledger.name,

@@ -92,6 +92,7 @@ func (c *Containerfile) has(instruction string, of func(arguments string) bool) 
 type stage struct {
 	name  string
 	named bool // with AS
+	final bool // the image is made of its layers
 	steps []result.Step
 }
 
@@ -174,6 +175,7 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 	for i, s := range stages {
 		if c.needed[i] {
 			described := describeStage(s)
+			described.final = c.final[i]
 			file.stages = append(file.stages, described)
 			for n, node := range s.Node.Children {
 				for _, source := range literalSources(node) {

@@ -219,6 +219,13 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 		cache.RecordKnownLocation(d.ref.Transport(), d.scope(), info.Digest, d.location())
 		return true, types.BlobInfo{Digest: info.Digest, Size: size, MediaType: info.MediaType}, nil
 	}
+	if d.ref.relay != nil && canSubstitute {
+		if packed, kind, ok := d.ref.relay.awaitLayer(ctx, info.Digest); ok {
+			d.mu.Lock()
+			d.ref.known[packed] = kind
+			d.mu.Unlock()
+		}
+	}
 	found := d.candidates(info.Digest, cache, canSubstitute)
 	for _, candidate := range found {
 		if d.ref.relay != nil {

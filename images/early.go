@@ -8,13 +8,14 @@ import (
 
 	digest "github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/pkg/blobinfocache"
+	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/image/v5/types"
 
 	"github.com/strata-build/strata/images/distribution"
 )
 
-// earlyPush sends layers of a base image to the destination of a build while it pulls
-// and while its steps run. A layer that is in a registry before an image names it does
+// earlyPush sends layers of a base image, and those that steps made, to the destination
+// of a build while it pulls and while its steps run. A layer that is in a registry before an image names it does
 // no harm: when the build fails, the registry collects it, as it does with those of a
 // push that failed. What goes wrong is never an error of the build: the push finds out
 // what is missing, and sends it with all the attempts that it has.
@@ -25,12 +26,18 @@ type earlyPush struct {
 	ctx         context.Context
 	cancel      context.CancelFunc
 	senders     sync.WaitGroup
+	level       *int // of the compression of layers of steps, nil for its default
 
 	mu sync.Mutex // guards what follows
 	// queue are blobs that wait to be sent, seen those that ever did or need not.
 	queue  []digest.Digest
 	seen   map[digest.Digest]bool
 	moving map[digest.Digest]chan struct{} // closed when the blob is not on its way any more
+	// layers are those of steps, by the digests of their tars, waiting those that are not
+	// begun. packing tells that one is compressed.
+	layers  map[digest.Digest]*stepLayer
+	waiting []*stepLayer
+	packing bool
 	// active is how many senders there are, failed how many blobs could not be sent.
 	active, failed int
 	ended          bool
@@ -54,9 +61,16 @@ func (e *Engine) PushEarly(ctx context.Context) {
 	if r.to == nil || r.admitted == nil || r.early != nil {
 		return
 	}
+	algorithm := compression.Gzip
+	if named, err := r.compression.algorithm(); err == nil && named != nil {
+		algorithm = *named
+	}
 	early := &earlyPush{
-		relay: r, cache: blobinfocache.DefaultCache(&e.sys), seen: map[digest.Digest]bool{}, moving: map[digest.Digest]chan struct{}{},
-		destination: &pushDestination{ref: pushReference{ImageReference: r.to.ref, client: r.admitted, outcome: &pushOutcome{}}},
+		relay: r, cache: blobinfocache.DefaultCache(&e.sys), level: r.compression.Level,
+		seen: map[digest.Digest]bool{}, moving: map[digest.Digest]chan struct{}{}, layers: map[digest.Digest]*stepLayer{},
+		destination: &pushDestination{ref: pushReference{
+			ImageReference: r.to.ref, client: r.admitted, algorithm: algorithm, known: map[digest.Digest]layerKind{}, outcome: &pushOutcome{},
+		}},
 	}
 	early.ctx, early.cancel = context.WithCancel(ctx)
 	r.early = early
@@ -151,7 +165,7 @@ func (p *earlyPush) fail(ctx context.Context, blob digest.Digest, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	p.relay.engine.log.Debug("A layer of the base image is left to the push", "layer", blob.String(), "error", err)
+	p.relay.engine.log.Debug("A layer is left to the push", "layer", blob.String(), "error", err)
 	var answer *distribution.Error
 	refused := errors.As(err, &answer) && (answer.RetryAfter > 0 || answer.Status >= http.StatusBadRequest && answer.Status < http.StatusInternalServerError)
 	p.mu.Lock()
@@ -176,11 +190,12 @@ func (p *earlyPush) await(ctx context.Context, blob digest.Digest) {
 	}
 }
 
-// sent is how many bytes of blobs were sent.
-func (p *earlyPush) sent() int64 {
+// takeSent is how many bytes of blobs were sent since it was last asked.
+func (p *earlyPush) takeSent() (sent int64) {
 	p.destination.mu.Lock()
 	defer p.destination.mu.Unlock()
-	return p.destination.ref.outcome.sent
+	sent, p.destination.ref.outcome.sent = p.destination.ref.outcome.sent, 0
+	return sent
 }
 
 // end lets nothing be sent any more but what is on its way.

@@ -121,7 +121,7 @@ func (e *Engine) open() error {
 			e.relay = &relay{engine: e, kept: keptBy(e.ledger.dir, e.ledger.name)}
 		}
 		if c.name == checkDriver {
-			e.store = &recordedStore{e.store, e.ledger}
+			e.store = &recordedStore{e.store, e.ledger, e.relay}
 			e.sweep()
 		}
 	}

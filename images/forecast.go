@@ -17,7 +17,7 @@ const unpackedFactor = 3.1
 type forecast struct {
 	types.ImageReference
 	engine *Engine
-	base   Base
+	name   string
 }
 
 // NewImageSource implements types.ImageReference. The source is the one that the
@@ -29,34 +29,35 @@ func (f forecast) NewImageSource(ctx context.Context, sys *types.SystemContext) 
 	}
 	if data, mime, err := source.GetManifest(ctx, nil); err == nil && !manifest.MIMETypeIsMultiImage(mime) {
 		if m, err := manifest.FromBlob(data, mime); err == nil {
-			f.engine.warnOfSpace(f.base, m.LayerInfos())
+			f.engine.warnOfSpace(f.name, m.LayerInfos())
 		}
 	}
 	return source, nil
 }
 
-// warnOfSpace warns of a base image that will not fit into the store, and keeps its
-// layers from being kept as they were pulled where there is no space for that.
-func (e *Engine) warnOfSpace(base Base, layers []manifest.LayerInfo) {
+// warnOfSpace warns of a base image that will not fit into the store.
+func (e *Engine) warnOfSpace(name string, layers []manifest.LayerInfo) {
 	space, err := SpaceAt(e.store.GraphRoot())
 	if err != nil {
 		return
 	}
+	packed, need := e.spaceFor(layers)
+	if need <= space.Free {
+		return
+	}
+	e.log.Warn(fmt.Sprintf("The base image %s may not fit into the store: its layers have %s, about %s with what is unpacked from them, and %s has %s left",
+		name, size(packed), size(need), space.Mount, size(space.Free)))
+}
+
+// spaceFor is spaceNeeded for those of the layers that the store does not have.
+func (e *Engine) spaceFor(layers []manifest.LayerInfo) (packed, need uint64) {
 	var sizes []uint64
 	for _, layer := range layers {
 		if have, err := e.store.LayersByCompressedDigest(layer.Digest); (err != nil || len(have) == 0) && layer.Size > 0 {
 			sizes = append(sizes, uint64(layer.Size))
 		}
 	}
-	packed, need := spaceNeeded(sizes, e.store.GraphDriverName() == "vfs")
-	if base.Final {
-		e.relay.forecast(need + packed)
-	}
-	if need <= space.Free {
-		return
-	}
-	e.log.Warn(fmt.Sprintf("The base image %s may not fit into the store: its layers have %s, about %s with what is unpacked from them, and %s has %s left",
-		base.Name, size(packed), size(need), space.Mount, size(space.Free)))
+	return spaceNeeded(sizes, e.store.GraphDriverName() == "vfs")
 }
 
 // spaceNeeded is the size of packed layers, and what these take in a store together with

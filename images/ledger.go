@@ -238,6 +238,7 @@ func flock(f *os.File, how int) error {
 type recordedStore struct {
 	storage.Store
 	ledger *ledger
+	relay  *relay // is told of what becomes a layer; nil for nobody
 }
 
 var _ storage.Store = (*recordedStore)(nil)
@@ -267,7 +268,11 @@ func (s *recordedStore) PutLayer(id, parent string, names []string, mountLabel s
 	if err := s.record(id); err != nil {
 		return nil, 0, err
 	}
-	return s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+	if err == nil && s.relay != nil {
+		s.relay.committed(layer, diff)
+	}
+	return layer, size, err
 }
 
 // ApplyStagedLayer implements storage.Store.

@@ -117,7 +117,7 @@ func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, 
 			stopListening()
 			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
 		}
-		return forecast{own, e, b}, nil
+		return forecast{own, e, b.Name}, nil
 	}
 	images, err = store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)

@@ -10,6 +10,7 @@ import (
 	"go.podman.io/buildah/define"
 	"go.podman.io/buildah/pkg/cli"
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/image/v5/types"
 	"go.podman.io/storage"
@@ -31,6 +32,9 @@ type relay struct {
 	// compression that its layers may have, nil for any.
 	to   *Destination
 	only *compression.Algorithm
+	// compression is that of layers of steps.
+	compression Compression
+	ours        func() bool // tells whether a layer that is made now is one of the image
 	// noRoom tells that nothing more is kept, for want of space; said that this was said.
 	noRoom, said bool
 	delivered    bool                 // the image is at its destination
@@ -73,7 +77,7 @@ func (e *Engine) PlanPush(d *Destination, spec BuildSpec) {
 	}
 	e.relay.mu.Lock()
 	defer e.relay.mu.Unlock()
-	e.relay.to, e.relay.only = d, only
+	e.relay.to, e.relay.only, e.relay.compression = d, only, spec.Compression
 }
 
 // admit takes the connection by which a push was found to be let in, or closes it.
@@ -136,6 +140,12 @@ func (r *relay) room(size uint64) bool {
 		r.engine.log.Info("The store has no room to keep layers of the base image as they are pulled: the push will compress them again")
 	}
 	return !r.noRoom
+}
+
+// expect is told of the layers of an image before they are fetched.
+func (r *relay) expect(layers []manifest.LayerInfo) {
+	packed, need := r.engine.spaceFor(layers)
+	r.forecast(packed + need)
 }
 
 // forecast keeps nothing more where so many bytes would not leave enough space.
@@ -235,14 +245,14 @@ func (r *relay) arrived() {
 	r.delivered = true
 }
 
-// sentEarly is how many bytes were sent before the push.
+// sentEarly is how many bytes were sent before the push, since it was last asked.
 func (r *relay) sentEarly() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.early == nil {
 		return 0
 	}
-	return r.early.sent()
+	return r.early.takeSent()
 }
 
 // close ends it. What was kept goes, unless the push is yet to be: then it is for

@@ -281,6 +281,9 @@ func (s *pullSource) fetch(ctx context.Context, target string) ([]byte, string, 
 			return nil, "", s.failure(fmt.Errorf("what %s has under %s is no manifest of an image", s.at.Name(), target))
 		}
 	}
+	if m, err := manifest.FromBlob(text, mediaType); err == nil && s.logical.relay != nil {
+		s.logical.relay.expect(m.LayerInfos())
+	}
 	return text, mediaType, nil
 }
 

@@ -123,6 +123,13 @@ func (s *stageProgress) expects(text string) bool {
 	return text == instruction || strings.HasPrefix(text, instruction+" (")
 }
 
+// inFinal tells whether the step that was printed last is one of the image.
+func (t *stepTracker) inFinal() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.current != nil && t.current.final
+}
+
 func (t *stepTracker) prefix() string {
 	if len(t.stages) > 1 && t.current != nil {
 		return fmt.Sprintf("[%d/%d] ", t.current.index+1, len(t.stages))

@@ -1,6 +1,7 @@
 package blobs
 
 import (
+	_ "crypto/sha512" // which the program has
 	"errors"
 	"io"
 	"io/fs"

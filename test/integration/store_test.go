@@ -15,6 +15,7 @@ import (
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/test/bases"
+	"github.com/strata-build/strata/test/registry"
 )
 
 // storageTool is the command line of containers/storage, of the version that the
@@ -82,8 +83,10 @@ func (l *lab) checkStore() {
 			l.t.Errorf("%s/%s is left", dir, e.Name())
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(l.store, "strata/strata-*")); len(left) != 0 {
-		l.t.Errorf("ledgers are left: %v", left)
+	for what, pattern := range map[string]string{"ledgers": "strata/strata-*", "layers that were kept": "strata/blobs/*"} {
+		if left, _ := filepath.Glob(filepath.Join(l.store, pattern)); len(left) != 0 {
+			l.t.Errorf("%s are left: %v", what, left)
+		}
 	}
 	var mounts []struct{ ID string }
 	data, err := os.ReadFile(filepath.Join(l.store, "run/overlay-layers/mountpoints.json"))
@@ -134,7 +137,8 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		l.containerfile("FROM HOST/"+name+" AS one", "COPY a /a", "RUN head -c 4000000 /dev/urandom > /random",
 			"FROM HOST/base/busy:1", "RUN --mount=type=tmpfs,target=/t --mount=type=cache,target=/c echo > /c/x", "COPY --from=one /random /random")
 	}
-	args := []string{"--tag", l.image("os/killed:1"), "--push"}
+	to := registry.Start(t) // another one, so that layers are kept on their way
+	args := []string{"--tag", to.Host() + "/os/killed:1", "--push"}
 	prepare()
 	l.build(args...).wantSuccess(t)
 	l.checkStore()
@@ -183,7 +187,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	for _, phase := range []result.Phase{result.Pull, result.Build, result.Push} {
 		o.wantAttempts(t, phase, 1)
 	}
-	bases.Check(t, bases.Pull(t, l.registry.Host(), "os/killed:1"))
+	bases.Check(t, bases.Pull(t, to.Host(), "os/killed:1"))
 	l.checkStore()
 }
 
