@@ -44,7 +44,7 @@ func (r *relay) committed(layer *storage.Layer, tar io.Reader) {
 		return // its layers have annotations, which only the copy of an image gives them
 	}
 	space, err := statSpace(r.engine.store.GraphRoot())
-	if err != nil || !space.leaves(uint64(max(layer.UncompressedSize, 0))) { //nolint:gosec // it is not negative
+	if err != nil || !space.leaves(uint64(max(layer.UncompressedSize, 0))) {
 		return
 	}
 	opened, err := os.Open(file.Name())

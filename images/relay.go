@@ -116,7 +116,7 @@ func (r *relay) wanted(ctx context.Context, info types.BlobInfo, from reference.
 // keep returns a stream that reads as the one it is given, and from which a blob of size
 // bytes, -1 when that is not known, is kept and sent on.
 func (r *relay) keep(stream io.ReadCloser, blob digest.Digest, size int64) io.ReadCloser {
-	if !r.room(uint64(max(size, 0))) { //nolint:gosec // it is not negative
+	if !r.room(uint64(max(size, 0))) {
 		return stream
 	}
 	return r.kept.Tee(stream, blob, func(err error) {

@@ -116,6 +116,7 @@ func TestTransientFaultsOfAPush(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, counter := pushLab(t)
+			l.sendsNothingEarly()
 			if rule.From == 0 {
 				rule.From, rule.To = 1, 1
 			}
@@ -212,6 +213,7 @@ func TestStalledTransfersAreGivenUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, _ := pushLab(t)
+			l.sendsNothingEarly()
 			l.registry.Fault(tt.rule)
 			o := l.push("--stall-timeout", "2s", "--retry-on", "transient")
 			o.wantSuccess(t)

@@ -23,6 +23,13 @@ func pushLab(t *testing.T, opts ...registry.Option) (l *lab, counter string) {
 	return l, filepath.Join(l.mkdir("counter"), "runs")
 }
 
+// sendsNothingEarly keeps the preflight from finding out whether a push is let in: then
+// nothing is sent before the push, which meets every fault itself.
+func (l *lab) sendsNothingEarly() {
+	l.t.Helper()
+	l.registry.Fault(registry.Rule{Method: http.MethodPost, Path: "/uploads/", From: 1, To: 1, Do: registry.Reply{Status: 404}})
+}
+
 func (l *lab) push(args ...string) outcome {
 	l.t.Helper()
 	return l.build(append([]string{"--volume", filepath.Join(l.dir, "counter") + ":/counter", "--tag", l.image("os/layered:1"), "--push"}, args...)...)

@@ -111,6 +111,9 @@ func TestE08StopInEveryPhase(t *testing.T) {
 
 				l.containerfile(tt.containerfile...)
 				l.registry.Reset()
+				if tt.phase == result.Push {
+					l.sendsNothingEarly()
+				}
 				if tt.fault != nil {
 					l.registry.Fault(*tt.fault)
 				}
