@@ -149,12 +149,18 @@ func (p *earlyPush) sendLayer(layer *stepLayer) error {
 // pack compresses a layer, as the push would: the digest of an image does not depend on
 // who came first.
 func (p *earlyPush) pack(w io.Writer, layer *stepLayer) error {
+	verifier := layer.plain.Verifier()
+	// It looks at the beginning, as the copy of an image does: how zstd divides what it
+	// gets depends on that.
+	_, _, tar, err := compression.DetectCompressionFormat(io.TeeReader(layer.tar, verifier))
+	if err != nil {
+		return err
+	}
 	z, err := compression.CompressStream(w, p.destination.ref.algorithm, p.level)
 	if err != nil {
 		return err
 	}
-	verifier := layer.plain.Verifier()
-	_, err = io.Copy(io.MultiWriter(z, verifier), layer.tar)
+	_, err = io.Copy(z, tar)
 	if closeErr := z.Close(); err == nil {
 		err = closeErr
 	}

@@ -357,6 +357,88 @@ func TestEarlyPushThatFails(t *testing.T) {
 	}
 }
 
+// TestLayersOfStepsAreSentBeforeThePush in the form that the push would give them: the
+// digest of the image is the same.
+func TestLayersOfStepsAreSentBeforeThePush(t *testing.T) {
+	for _, format := range []string{"", "gzip", "zstd", "zstd:chunked"} {
+		t.Run("compressed by "+format, func(t *testing.T) {
+			j := newJourney(t)
+			j.spec.Compression.Format = format
+			var uploads atomic.Int32
+			j.to.mu.Lock()
+			j.to.fault = func(_ http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/") {
+					uploads.Add(1)
+				}
+				return false
+			}
+			j.to.mu.Unlock()
+			j.pull(t, true)
+			file, err := j.Parse(j.spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, err := j.Build(t.Context(), j.spec, file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := map[string]int32{"": 3, "gzip": 3, "zstd": 1, "zstd:chunked": 0}[format]
+			waitUntil(t, "the layers are sent", func() bool { return uploads.Load() == before })
+			late := newHub(t)
+			for _, d := range []*Destination{j.destination, destination(t, late.host+"/os/layered:1")} {
+				if _, _, err := j.Push(t.Context(), id, d, j.spec.Compression, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(j.to.manifests["1"], late.manifests["1"]) {
+				t.Errorf("the manifest is %s, without early layers %s", j.to.manifests["1"], late.manifests["1"])
+			}
+			if want := map[string]int32{"": 4, "gzip": 4, "zstd": 4, "zstd:chunked": 4}[format]; uploads.Load() != want {
+				t.Errorf("%d uploads, want one of each of 3 layers and the config", uploads.Load())
+			}
+		})
+	}
+}
+
+// TestTarThatIsNotTheLayer never becomes a blob.
+func TestTarThatIsNotTheLayer(t *testing.T) {
+	j := newJourney(t)
+	j.pull(t, true)
+	waitUntil(t, "the base is sent", func() bool {
+		return len(j.base.Layers) == 2 && j.to.has(j.base.Layers[0].Digest) && j.to.has(j.base.Layers[1].Digest)
+	})
+	tar, err := os.Open(write(t, t.TempDir()+"/tar", strings.Repeat("not the layer", 100000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tar.Close()
+	layer := &stepLayer{plain: digest.FromString("the layer"), tar: tar, done: make(chan struct{})}
+	if err := j.relay.early.sendLayer(layer); err == nil || layer.packed != "" {
+		t.Errorf("it was sent as %s", layer.packed)
+	}
+	if len(j.to.blobs) != 2 {
+		t.Errorf("the registry has %d blobs, want those of the base", len(j.to.blobs))
+	}
+}
+
+// TestStoreGetsLayersAsTheyAre: what is compressed for a store, which unpacks it, is so in
+// vain.
+func TestStoreGetsLayersAsTheyAre(t *testing.T) {
+	s := newSite(t)
+	id, _, err := s.build(t, "FROM scratch\nCOPY a /a\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := s.store.Image(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := s.store.Layer(image.TopLayer)
+	if err != nil || layer.CompressedDigest != layer.UncompressedDigest {
+		t.Errorf("the layer came as %s, and is %s (%v)", layer.CompressedDigest, layer.UncompressedDigest, err)
+	}
+}
+
 // TestPushWaitsForALayerThatIsOnItsWay, and does not send it a second time.
 func TestPushWaitsForALayerThatIsOnItsWay(t *testing.T) {
 	j := newJourney(t)
