@@ -79,6 +79,15 @@ func (c *courier) wantSignatures(t *testing.T) *courier {
 var clients = map[string]func(*courier, *testing.T) *courier{
 	"own":     func(c *courier, _ *testing.T) *courier { return c },
 	"library": (*courier).wantSignatures,
+	"staged": func(c *courier, t *testing.T) *courier { // where layers are put into the store one by one
+		t.Helper()
+		config := c.config
+		c.bench = open(t, func(o *Config) {
+			config.StorageRoot, config.StorageDriver, config.Output = o.StorageRoot, driverOverlay, o.Output
+			*o = config
+		})
+		return c
+	},
 }
 
 // pull fails to pull an image that is in no store yet.

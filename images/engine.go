@@ -20,6 +20,7 @@ import (
 	"go.podman.io/storage/pkg/configfile"
 
 	"github.com/strata-build/strata/agent/result"
+	"github.com/strata-build/strata/images/layers"
 )
 
 // Config is what an Engine needs to know of its surroundings.
@@ -90,6 +91,9 @@ type Engine struct {
 	parsed     parsed // the Containerfile as it was last read
 	caches     *caches
 	relay      *relay // nil where the doctor looks on
+	stager     *layers.Stager
+	unsuited   error           // why layers are not staged in this store, nil where they are
+	unstaged   map[string]bool // why layers were unpacked by containers/image, as far as it was said
 }
 
 //go:embed policy.json
@@ -122,6 +126,7 @@ func (e *Engine) open() error {
 		}
 		if c.name == checkDriver {
 			e.store = &recordedStore{e.store, e.ledger, e.relay}
+			e.stager, e.unsuited = layers.NewStager(e.store, filepath.Join(e.ledger.dir, "turns")), layers.Suits(e.store)
 			e.sweep()
 		}
 	}
@@ -160,6 +165,10 @@ func (e *Engine) Close() {
 	if e.tmp != "" {
 		left = !removeTemp(e.tmp, e.log) || left
 		e.tmp = ""
+	}
+	if e.stager != nil {
+		e.stager.Close()
+		e.stager = nil
 	}
 	if e.store != nil {
 		if e.ledger != nil { // without it, as where the doctor looks on, nothing was done

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/images/blobs"
+	"github.com/strata-build/strata/images/layers"
 )
 
 // ledgerDir is the directory in a store where builds say what is theirs there.
@@ -122,6 +123,20 @@ func (l *ledger) made() []string {
 // none begins.
 func (l *ledger) alone() bool { return flock(l.users, syscall.LOCK_EX|syscall.LOCK_NB) == nil }
 
+// lockLayers keeps other builds, and other goroutines of this one, from putting a staged
+// layer in place until unlock is called.
+func (l *ledger) lockLayers() (unlock func(), err error) {
+	file, err := os.OpenFile(filepath.Join(l.dir, "layers"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(file, syscall.LOCK_EX); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return func() { _ = file.Close() }, nil
+}
+
 // close ends the build. keep leaves the ledger for another build.
 func (l *ledger) close(keep bool) {
 	if l.file != nil {
@@ -161,6 +176,9 @@ func freeAbandoned(root string, log *slog.Logger) (found bool) {
 	for _, a := range abandonedIn(filepath.Join(root, ledgerDir)) {
 		found = true
 		a.free(log)
+	}
+	if found {
+		layers.RemoveStale(filepath.Join(root, driverOverlay))
 	}
 	return found
 }
@@ -275,8 +293,18 @@ func (s *recordedStore) PutLayer(id, parent string, names []string, mountLabel s
 	return layer, size, err
 }
 
-// ApplyStagedLayer implements storage.Store.
+// ApplyStagedLayer implements storage.Store. It is storage.ErrDuplicateID that the layer
+// is there: the store itself would remove its files and put the staged ones in their
+// place, while another build may have them mounted.
 func (s *recordedStore) ApplyStagedLayer(args storage.ApplyStagedLayerOptions) (*storage.Layer, error) {
+	unlock, err := s.ledger.lockLayers()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if there, err := s.Layer(args.ID); err == nil {
+		return there, storage.ErrDuplicateID
+	}
 	if err := s.record(args.ID); err != nil {
 		return nil, err
 	}

@@ -109,6 +109,10 @@ func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, 
 		Writer:     e.reportWriter(lines),
 		Progress:   meter.events,
 	}}
+	report := newPullReport(lines, e.config.Output.Terminal)
+	if e.unsuited == nil {
+		options.Writer = report
+	}
 	stopListening := func() {}
 	defer func() { stopListening() }()
 	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
@@ -117,7 +121,19 @@ func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, 
 			stopListening()
 			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
 		}
-		return forecast{own, e, b.Name}, nil
+		source := forecast{own, e, b.Name}
+		_, ours := own.(pullReference)
+		switch {
+		case e.unsuited != nil:
+			e.sayUnstaged(b.Name, e.unsuited)
+		case !ok:
+			e.sayUnstaged(b.Name, errors.New("the signature policy asks for a signature"))
+		case !ours:
+			e.sayUnstaged(b.Name, errors.New("it is in no registry"))
+		default:
+			return stagedReference{source, e, b.Name, meter, report}, nil
+		}
+		return source, nil
 	}
 	images, err = store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)

@@ -32,7 +32,6 @@ func (e *Engine) ownSource(ref types.ImageReference, final bool, tried *endpoint
 		return ref, true
 	}
 	if e.wantsSignature(ref) {
-		e.log.Debug("The signature policy asks for a signature: the image is read by containers/image", "image", ref.DockerReference().String())
 		return libraryReference{ref, e}, false
 	}
 	pull := pullReference{ImageReference: ref, engine: e, stall: e.config.Stall, tried: tried}

@@ -103,23 +103,26 @@ func TestMirrorWithoutTheWholeImage(t *testing.T) {
 			_, _ = w.Write([]byte("x"))
 		}, "unexpected EOF"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			mirror, registry := newHub(t), newHub(t)
-			mirror.add(t, "1", runtime.GOARCH)
-			registry.add(t, "1", runtime.GOARCH)
-			mirror.failing(http.MethodGet, tt.path, tt.answer)
-			conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
-				"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", registry.host, mirror.host))
-			b := open(t, func(c *Config) { c.RegistriesConf = conf })
-			base := Base{Name: registry.host + "/base:1", Line: 3}
-			if _, err := b.Pull(t.Context(), "Containerfile", base, ""); err != nil {
-				t.Fatal(err)
-			}
-			want := fmt.Sprintf("Accessing the mirror %s/base:1 failed, %s/base:1 is used: ", mirror.host, registry.host)
-			if log := b.log.String(); strings.Count(log, want) != 1 || !strings.Contains(log, tt.want) {
-				t.Errorf("the log does not have %q with %q once: %s", want, tt.want, log)
-			}
-		})
+		for _, driver := range []string{driverVFS, driverOverlay} { // the first leaves layers to containers/image
+			t.Run(name+", "+driver, func(t *testing.T) {
+				mirror, registry := newHub(t), newHub(t)
+				mirror.add(t, "1", runtime.GOARCH)
+				registry.add(t, "1", runtime.GOARCH)
+				mirror.failing(http.MethodGet, tt.path, tt.answer)
+				conf := write(t, t.TempDir()+"/registries.conf", fmt.Sprintf(
+					"[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", registry.host, mirror.host))
+				b := open(t, func(c *Config) { c.RegistriesConf, c.StorageDriver = conf, driver })
+				base := Base{Name: registry.host + "/base:1", Line: 3}
+				if _, err := b.Pull(t.Context(), "Containerfile", base, ""); err != nil {
+					t.Fatal(err)
+				}
+				b.wantStaged(t, driver == driverOverlay)
+				want := fmt.Sprintf("Accessing the mirror %s/base:1 failed, %s/base:1 is used: ", mirror.host, registry.host)
+				if log := b.log.String(); strings.Count(log, want) != 1 || !strings.Contains(log, tt.want) {
+					t.Errorf("the log does not have %q with %q once: %s", want, tt.want, log)
+				}
+			})
+		}
 	}
 	mirror, registry := newHub(t), newHub(t)
 	mirror.add(t, "1", runtime.GOARCH)
