@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,7 +72,7 @@ func (l *lab) checkStore() {
 	if left := l.list("containers"); len(left) != 0 {
 		l.t.Errorf("containers are left: %v", left)
 	}
-	for _, dir := range []string{"tmp", "overlay-containers", "overlay/tempdirs", "overlay-layers/tmp", "run/overlay-containers"} {
+	for _, dir := range []string{"tmp", "overlay-containers", "overlay/tempdirs", "overlay/staging", "overlay-layers/tmp", "run/overlay-containers"} {
 		entries, err := os.ReadDir(filepath.Join(l.store, dir))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			l.t.Error(err)
@@ -200,9 +201,11 @@ func TestE10BuildsAtOnce(t *testing.T) {
 	l.tmpfs("store", "size=4g")
 	labs := []*lab{l.beside("one"), l.beside("two"), l.beside("three")}
 	// build starts the builds on a base that the store does not have.
+	var base string
 	build := func(t *testing.T, labs []*lab, round int) (cmds []*exec.Cmd, dones []func(error) outcome) {
 		t.Helper()
 		name := l.newBase(random)
+		base = name
 		for i, b := range labs {
 			b.containerfile("FROM HOST/"+name, "RUN echo "+itoa(i)+" > /who; cat /data* | md5sum > /sum", "COPY Containerfile /", "RUN cat /who")
 			cmd, done := b.start("--tag", l.image("os/at-once-"+itoa(i)+":"+itoa(round)), "--push")
@@ -226,6 +229,11 @@ func TestE10BuildsAtOnce(t *testing.T) {
 			cmds, dones := build(t, labs[:2], round)
 			for i, done := range dones {
 				check(t, done(cmds[i].Wait()), i, round)
+			}
+			for _, layer := range bases.LayerDigests(t, bases.Pull(t, l.registry.Host(), base))[1:] { // all but that of busybox
+				if n := l.registry.Count(http.MethodGet, "base/new/blobs/"+layer); n != 1 {
+					t.Errorf("a layer of the base was fetched %d times, want once", n)
+				}
 			}
 		}
 		l.checkStore()
