@@ -27,9 +27,9 @@ import (
 	"github.com/strata-build/strata/agent/result"
 )
 
-// addLayers puts an image under the tag with one layer of each media type, compressed
+// addLayersOfTypes puts an image under the tag with one layer of each media type, compressed
 // as nobody here does it.
-func (h *hub) addLayers(t *testing.T, tag string, mediaTypes ...string) imgspecv1.Manifest {
+func (h *hub) addLayersOfTypes(t *testing.T, tag string, mediaTypes ...string) imgspecv1.Manifest {
 	t.Helper()
 	m := imgspecv1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: imgspecv1.MediaTypeImageManifest}
 	config := imgspecv1.Image{Platform: imgspecv1.Platform{OS: "linux", Architecture: runtime.GOARCH}, RootFS: imgspecv1.RootFS{Type: "layers"}}
@@ -71,7 +71,7 @@ func newJourney(t *testing.T, mediaTypes ...string) *journey {
 		mediaTypes = []string{imgspecv1.MediaTypeImageLayerGzip, imgspecv1.MediaTypeImageLayerGzip}
 	}
 	j := &journey{site: newSite(t), from: newHub(t), to: newHub(t)}
-	j.base = j.from.addLayers(t, "base", mediaTypes...)
+	j.base = j.from.addLayersOfTypes(t, "base", mediaTypes...)
 	j.destination = destination(t, j.to.host+"/os/layered:1")
 	j.spec = BuildSpec{Context: j.context, Format: "oci", Layers: true, Jobs: 1}
 	return j
