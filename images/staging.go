@@ -164,7 +164,7 @@ func layersOf(ctx context.Context, img types.Image, source *keptSource) ([]layer
 				return nil, fmt.Errorf("%w: a layer of it has the digest %q", layers.ErrUnsuited, d)
 			}
 		}
-		all[i] = layers.Layer{Digest: info.Digest, DiffID: diffIDs[i], Size: info.Size}
+		all[i] = layers.Layer{Digest: info.Digest, DiffID: diffIDs[i], Size: info.Size, MediaType: info.MediaType}
 	}
 	return all, nil
 }
@@ -216,7 +216,7 @@ type layerSource struct {
 // Open implements layers.Source.
 func (s *layerSource) Open(ctx context.Context, layer layers.Layer) (io.ReadCloser, int64, error) {
 	s.progress.begin(layer)
-	blob, size, err := s.source.GetBlob(ctx, types.BlobInfo{Digest: layer.Digest, Size: layer.Size}, s.cache)
+	blob, size, err := s.source.GetBlob(ctx, types.BlobInfo{Digest: layer.Digest, Size: layer.Size, MediaType: layer.MediaType}, s.cache)
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading blob %s: %w", layer.Digest, err)
 	}

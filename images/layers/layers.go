@@ -40,6 +40,8 @@ type Layer struct {
 	Digest, DiffID digest.Digest
 	// Size is that of the layer in a registry, in bytes, -1 where nobody says.
 	Size int64
+	// MediaType is that of the layer in a registry.
+	MediaType string
 }
 
 // Source is where layers are read from. Its methods are called by several goroutines.
