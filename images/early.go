@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"time"
 
 	digest "github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/pkg/blobinfocache"
@@ -15,10 +16,10 @@ import (
 )
 
 // earlyPush sends layers of a base image, and those that steps made, to the destination
-// of a build while it pulls and while its steps run. A layer that is in a registry before an image names it does
-// no harm: when the build fails, the registry collects it, as it does with those of a
-// push that failed. What goes wrong is never an error of the build: the push finds out
-// what is missing, and sends it with all the attempts that it has.
+// of a build while it pulls and while its steps run. A layer that is in a registry before
+// an image names it does no harm: when the build fails, the registry collects it, as it
+// does with those of a push that failed. What goes wrong is never an error of the build:
+// the push finds out what is missing, and sends it with all the attempts that it has.
 type earlyPush struct {
 	relay       *relay
 	destination *pushDestination
@@ -46,6 +47,9 @@ type earlyPush struct {
 // earlySenders is how many blobs are sent at once. A single connection seldom fills a
 // network; more would take from the pull, and from the steps.
 const earlySenders = 2
+
+// earlyAnswer is how long a pull waits to hear whether the destination has a layer.
+const earlyAnswer = 5 * time.Second
 
 // earlyFailures is how many blobs may fail before nothing more is sent early.
 const earlyFailures = 3
@@ -85,7 +89,9 @@ func (p *earlyPush) has(ctx context.Context, blob digest.Digest) bool {
 	if ended {
 		return false
 	}
-	ok, _, err := p.destination.TryReusingBlob(ctx, types.BlobInfo{Digest: blob, Size: -1}, p.cache, false)
+	limited, cancel := context.WithTimeout(ctx, earlyAnswer)
+	defer cancel()
+	ok, _, err := p.destination.TryReusingBlob(limited, types.BlobInfo{Digest: blob, Size: -1}, p.cache, false)
 	if err != nil {
 		p.fail(ctx, blob, err)
 		return false

@@ -464,6 +464,22 @@ func TestPushWaitsForALayerThatIsOnItsWay(t *testing.T) {
 	}
 }
 
+// TestDestinationThatSaysNothing holds up no pull for long.
+func TestDestinationThatSaysNothing(t *testing.T) {
+	j := newJourney(t)
+	release := make(chan struct{})
+	j.to.failing(http.MethodHead, "/blobs/", func(http.ResponseWriter, *http.Request) { <-release })
+	before := time.Now()
+	j.pull(t, true)
+	if took := time.Since(before); took > 3*earlyAnswer {
+		t.Errorf("the pull took %v", took)
+	}
+	close(release)
+	j.to.failing("none", "", nil)
+	m, _ := j.finish(t)
+	j.wantPassed(t, m)
+}
+
 // TestCloseEndsWhatIsOnItsWay at once.
 func TestCloseEndsWhatIsOnItsWay(t *testing.T) {
 	j := newJourney(t)
