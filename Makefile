@@ -84,15 +84,21 @@ kube: ## Build bin/kube, the Kubernetes that tests run (10 minutes when nothing 
 	p=k8s.io/component-base/version && GOFLAGS= CGO_ENABLED=0 nice go build -o $(KUBE_BINARY) \
 	-ldflags "-s -w -X $$p.gitVersion=$$version -X $$p.gitMajor=1 -X $$p.gitMinor=$${minor%%.*} -X $$p.gitTreeState=clean" .
 
-# What a node needs beside bin/kube; runc is the only one in C, in part.
+# In C, in part.
+.PHONY: runc
+runc: deps
+	@mkdir -p bin/cluster
+	@echo "go build -o bin/cluster/runc"
+	@cd test/cluster/node && GOFLAGS= nice go build -tags 'seccomp osusergo netgo' -ldflags '-s -w -linkmode external -extldflags -static' -o $(CURDIR)/bin/cluster/ github.com/opencontainers/runc
+
+# What a node needs beside bin/kube.
 .PHONY: cluster
-cluster: deps build kube ## Build the test cluster's programs: bin/kube and bin/cluster (12 minutes when nothing is cached).
+cluster: deps build kube runc ## Build the test cluster's programs: bin/kube and bin/cluster (12 minutes when nothing is cached).
 	@$(call install,$(CLUSTER_PACKAGES))
 	@mkdir -p bin/cluster dist/pause && ln -sf kube bin/kubectl
-	@echo "go build -o bin/cluster/ (containerd, runc, network plugins, registry, pause)"
+	@echo "go build -o bin/cluster/ (containerd, network plugins, registry, pause)"
 	@cd test/cluster/node && GOFLAGS= CGO_ENABLED=0 nice go build -tags 'no_btrfs no_zfs no_devmapper no_tracing osusergo netgo' -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ \
 	  $$(GOFLAGS= go list tool | grep -v /runc$$)
-	@cd test/cluster/node && GOFLAGS= nice go build -tags 'seccomp osusergo netgo' -ldflags '-s -w -linkmode external -extldflags -static' -o $(CURDIR)/bin/cluster/ github.com/opencontainers/runc
 	@CGO_ENABLED=0 nice go build -ldflags '-s -w' -o bin/cluster/registry ./test/cluster/registry
 	@rm -rf bin/cluster/crds && mkdir bin/cluster/crds && cd $$(go list -m -f '{{.Dir}}' github.com/openshift/api)/machineconfiguration/v1/zz_generated.crd-manifests && \
 	  for kind in $(CRDS); do cp 0000_80_machine-config_01_$$kind.crd.yaml $(CURDIR)/bin/cluster/crds/ || exit 1; done
@@ -120,7 +126,7 @@ test: deps build kube lint check-docs test-unit test-controller test-integration
 
 .PHONY: test-unit
 test-unit: kube ## Tests of single packages (some as root).
-	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./controller/... ./test/architecture/... ./test/apiserver/...
+	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./controller/... ./test/architecture/... ./test/apiserver/... ./test/bench/...
 	go test -race -timeout $(TIMEOUT) $(RACE)
 
 # A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
@@ -159,6 +165,28 @@ peer: deps ## Build buildah's own command line, to compare with.
 .PHONY: bench
 bench: build peer ## Compare with buildah's own command line: ratios in one run (as root).
 	go test -run '^$$' -bench . -benchtime 15x -timeout 60m ./test/bench/
+
+# Peers in Go modules of their own: each needs other versions of the same libraries.
+.PHONY: peers
+peers: peer runc ## Build the other builders that bench-peers compares with (10 minutes when nothing is cached).
+	@echo "go build -o bin/peer/ (buildkitd, buildctl, kaniko)"
+	@cd test/bench/peer/buildkit && GOFLAGS= CGO_ENABLED=0 nice go build -tags 'osusergo netgo' -ldflags '-s -w' -o $(CURDIR)/bin/peer/ $$(GOFLAGS= go list tool)
+	@cd test/bench/peer/kaniko && GOFLAGS= CGO_ENABLED=0 nice go build -ldflags '-s -w' -o $(CURDIR)/bin/peer/kaniko $$(GOFLAGS= go list tool)
+	@CGO_ENABLED=0 go build -o bin/bench ./test/bench/peers
+
+# CASES, ROWS, N and AGENT are flags of the program: bin/bench -help.
+CASES ?= a,b,c,d,e,f,g,m,s
+ROWS  ?=
+N     ?= 3
+AGENT ?=
+
+.PHONY: bench-peers
+bench-peers: build debian peers ## Compare with buildah, BuildKit and kaniko (as root; hours). CASES=a,b N=3 AGENT=path/to/another/agent
+	bin/bench -cases '$(CASES)' -rows '$(ROWS)' -n '$(N)' -agent '$(AGENT)'
+
+.PHONY: bench-growth
+bench-growth: build debian peers ## The same by the size of the base: layers, bytes, files (as root).
+	bin/bench -cases growth -rows '$(or $(ROWS),agent,BuildKit)' -n '$(N)' -agent '$(AGENT)'
 
 .PHONY: lint
 lint: ## go vet and golangci-lint.

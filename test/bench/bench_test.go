@@ -5,6 +5,7 @@
 package bench
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,7 +13,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/strata-build/strata/test/bench/measure"
 )
+
+func TestMain(m *testing.M) {
+	if code, ok := measure.Main(); ok {
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
 
 // program is a way to do the work: some commands, run one after the other.
 type program struct {
@@ -21,13 +31,14 @@ type program struct {
 }
 
 // run runs the commands and adds up their cost.
-func (p program) run(b *testing.B) cost {
+func (p program) run(b *testing.B) measure.Cost {
 	b.Helper()
-	var sum cost
+	var sum measure.Cost
 	for _, line := range p.commands {
-		c, err := measure(line...)
+		var out bytes.Buffer
+		c, err := measure.Run(&out, line...)
 		if err != nil {
-			b.Fatalf("%s: %v", p.name, err)
+			b.Fatalf("%s: %v\n%s", p.name, err, &out)
 		}
 		sum.Wall += c.Wall
 		sum.CPU += c.CPU
@@ -40,7 +51,7 @@ func (p program) run(b *testing.B) cost {
 // medians of the ratios, pair by pair.
 func compare(b *testing.B, agent, peer program, before func()) {
 	b.Helper()
-	var costs []cost
+	var costs []measure.Cost
 	var wall, cpu, peak []float64
 	turn := func() {
 		before()
@@ -58,7 +69,7 @@ func compare(b *testing.B, agent, peer program, before func()) {
 	for b.Loop() {
 		turn()
 	}
-	slices.SortFunc(costs, func(x, y cost) int { return int(x.Wall - y.Wall) })
+	slices.SortFunc(costs, func(x, y measure.Cost) int { return int(x.Wall - y.Wall) })
 	b.ReportMetric(0, "ns/op") // the time of both together says nothing
 	b.ReportMetric(float64(costs[len(costs)/2].Wall.Milliseconds()), "agent-ms")
 	b.ReportMetric(float64(costs[len(costs)/2].Peak)/1024, "agent-MiB")

@@ -1,13 +1,11 @@
 package registry
 
 import (
-	"context"
 	"crypto/tls"
 	"net/http"
 	"testing"
 
 	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
 )
 
 // Registry is a registry that runs in the test's own process.
@@ -109,21 +107,11 @@ func (r *Registry) Tokens() *TokenServer { return r.tokens }
 // newApp returns distribution's handler over an empty store.
 func newApp(t testing.TB) http.Handler {
 	t.Helper()
-	config := &configuration.Configuration{
-		Storage: configuration.Storage{
-			storeName:     configuration.Parameters{},
-			"delete":      configuration.Parameters{"enabled": true},
-			"maintenance": configuration.Parameters{"uploadpurging": map[any]any{"enabled": false}},
-		},
-		Catalog: configuration.Catalog{MaxEntries: 1000},
-	}
-	app := handlers.NewApp(quiet{context.Background()}, config)
+	app, shutdown := handler(storeName, configuration.Parameters{})
 	t.Cleanup(func() {
-		if err := app.Shutdown(); err != nil {
+		if err := shutdown(); err != nil {
 			t.Errorf("registry: shutting distribution down: %v", err)
 		}
 	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		app.ServeHTTP(w, r.WithContext(quiet{r.Context()}))
-	})
+	return app
 }
