@@ -40,7 +40,7 @@ const (
 
 	osSteps = `FROM @BASE@
 COPY machineconfig/ /etc/mco/
-RUN mkdir -p /opt/extension && cp -a /usr/lib/modules/*/kernel/drivers/net /usr/lib/modules/*/kernel/fs /opt/extension/
+RUN mkdir -p /opt/extension && cp -a /usr/lib/modules/*/kernel/drivers/net /opt/extension/
 RUN find /usr/share/doc /usr/share/man /etc -xdev -type f -size -32k | LC_ALL=C sort | head -n 4000 | xargs -n 200 sh -c 'for f; do echo changed >> "$f"; done' sh
 RUN --mount=type=secret,id=marker test -s /run/secrets/marker && find /etc -type f | wc -l > /etc/mco/count
 COPY last.conf /etc/last.conf

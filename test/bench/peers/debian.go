@@ -32,7 +32,7 @@ var debianGroups = []string{
 	"gdb strace tcpdump",
 	"kexec-tools makedumpfile kdump-tools",
 	"lvm2 cryptsetup xfsprogs e2fsprogs multipath-tools open-iscsi nfs-common",
-	"clang",
+	"clang llvm",
 	"man-db manpages manpages-dev bash-completion",
 	"sysstat rsyslog sssd-common samba-libs",
 }
@@ -126,7 +126,7 @@ func (d debian) download(ctx context.Context, status, group string) ([]string, e
 	}
 	var files []string
 	for _, text := range strings.Split(uris, "\n") {
-		if fields := strings.Fields(text); len(fields) == 4 && strings.HasPrefix(text, "'") {
+		if fields := strings.Fields(text); len(fields) >= 3 && strings.HasPrefix(text, "'") {
 			files = append(files, filepath.Join(d.cache, fields[1]))
 		}
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -35,6 +37,7 @@ func listen() (*server, error) {
 	s.http = &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*s.app.Load()).ServeHTTP(w, r) }),
 		ReadHeaderTimeout: time.Minute,
+		ErrorLog:          log.New(io.Discard, "", 0), // connections that are cut
 	}
 	go func() { _ = s.http.Serve(s.listener) }() // it ends with Close
 	return s, nil
