@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -106,6 +107,10 @@ func (k kind) write(dir, baseHost, host string) ([]build, error) {
 			filepath.Join(context, "last.conf"):                           fmt.Appendf(nil, "of build %d\n", i),
 			containerfile:                                                 []byte(steps),
 		} {
+			// What is as it was keeps its time, as in a directory in which someone works.
+			if had, err := os.ReadFile(path); err == nil && bytes.Equal(had, data) {
+				continue
+			}
 			if err := os.WriteFile(path, data, 0o644); err != nil {
 				return nil, err
 			}
