@@ -116,24 +116,27 @@ func (e *Engine) pullOnce(ctx context.Context, store *libimage.Runtime, b Base, 
 	stopListening := func() {}
 	defer func() { stopListening() }()
 	options.SourceLookupReferenceFunc = func(ref types.ImageReference) (types.ImageReference, error) {
-		own, ok := e.ownSource(ref, b.Final, tried)
-		if !ok {
+		staged := stagedReference{engine: e, name: b.Name, meter: meter, report: report}
+		pull, ours := e.ownSource(ref, b.Final, tried)
+		switch {
+		case !ours:
+			staged.ImageReference = forecast{ref, e, b.Name}
+		case e.wantsSignature(ref):
 			stopListening()
 			stopListening = listenToPull(func(limited *distribution.Error) { meter.cancel(limited) })
+			staged.ImageReference, staged.blobs = forecast{libraryReference{ref, e}, e, b.Name}, pull
+		default:
+			staged.ImageReference = forecast{pull, e, b.Name}
 		}
-		source := forecast{own, e, b.Name}
-		_, ours := own.(pullReference)
 		switch {
 		case e.unsuited != nil:
 			e.sayUnstaged(b.Name, e.unsuited)
-		case !ok:
-			e.sayUnstaged(b.Name, errors.New("the signature policy asks for a signature"))
 		case !ours:
 			e.sayUnstaged(b.Name, errors.New("it is in no registry"))
 		default:
-			return stagedReference{source, e, b.Name, meter, report}, nil
+			return staged, nil
 		}
-		return source, nil
+		return staged.ImageReference, nil
 	}
 	images, err = store.Pull(meter.ctx, b.Name, config.PullPolicyMissing, options)
 	bytes, err = meter.stop(err)

@@ -24,21 +24,17 @@ import (
 )
 
 // ownSource makes a reference to an image in a registry one that is read through a
-// client of our own, and notes in tried where. ok is false for what only
-// containers/image can read: an image with the signature that a policy asks for. Layers
-// of a base of the final stage are passed on as they are pulled.
-func (e *Engine) ownSource(ref types.ImageReference, final bool, tried *endpoints) (own types.ImageReference, ok bool) {
+// client of our own, and notes in tried where. ok is false for an image that is in none.
+// Layers of a base of the final stage are passed on as they are pulled.
+func (e *Engine) ownSource(ref types.ImageReference, final bool, tried *endpoints) (own pullReference, ok bool) {
 	if ref.Transport().Name() != docker.Transport.Name() {
-		return ref, true
+		return own, false
 	}
-	if e.wantsSignature(ref) {
-		return libraryReference{ref, e}, false
-	}
-	pull := pullReference{ImageReference: ref, engine: e, stall: e.config.Stall, tried: tried}
+	own = pullReference{ImageReference: ref, engine: e, stall: e.config.Stall, tried: tried}
 	if final {
-		pull.relay = e.relay
+		own.relay = e.relay
 	}
-	return pull, true
+	return own, true
 }
 
 // wantsSignature tells whether the policy asks more of an image than to be there

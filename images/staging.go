@@ -24,6 +24,10 @@ import (
 // says so.
 type stagedReference struct {
 	types.ImageReference
+	// blobs is where layers are read from, nil where that is the image itself: an image of
+	// which a signature is wanted is opened by containers/image, which alone can look at it,
+	// and its layers have the digests that the signed manifest names, wherever they are from.
+	blobs  types.ImageReference
 	engine *Engine
 	name   string
 	meter  *meter
@@ -48,18 +52,28 @@ func (r stagedReference) NewImageSource(ctx context.Context, sys *types.SystemCo
 		_ = opened.Close()
 		return nil, err
 	}
+	if r.blobs != nil {
+		return opened, nil // around it, the copy would not see the signature
+	}
 	return source, nil
 }
 
 // stage puts the layers of the image that the copy will choose into the store.
 func (r stagedReference) stage(ctx context.Context, sys *types.SystemContext, source *keptSource) error {
-	unparsed, err := instance(ctx, sys, source)
+	unparsed, chosen, err := instance(ctx, sys, source)
 	if err != nil {
 		return err
 	}
 	// The copy asks, too, and says why not.
-	if allowed, err := r.allowed(ctx, unparsed); !allowed || err != nil {
+	if allowed, err := r.allowed(ctx, image.UnparsedInstance(source.ImageSource, chosen)); !allowed || err != nil {
 		return nil
+	}
+	from := types.ImageSource(source)
+	if r.blobs != nil {
+		if from, err = r.blobs.NewImageSource(ctx, sys); err != nil {
+			return err
+		}
+		defer from.Close() //nolint:errcheck // it was read
 	}
 	img, err := image.FromUnparsedImage(ctx, sys, unparsed)
 	if err != nil {
@@ -72,7 +86,7 @@ func (r stagedReference) stage(ctx context.Context, sys *types.SystemContext, so
 	cache := blobinfocache.DefaultCache(sys)
 	progress := newPullProgress(r.report, r.meter.events)
 	defer progress.end()
-	return r.engine.stager.Make(ctx, wanted, &layerSource{source: source, cache: cache, progress: progress})
+	return r.engine.stager.Make(ctx, wanted, &layerSource{source: from, cache: cache, progress: progress})
 }
 
 // allowed tells whether the signature policy allows the image.
@@ -104,22 +118,22 @@ func (e *Engine) sayUnstaged(name string, why error) {
 }
 
 // instance is the image that a copy chooses: of several under one name, that of the
-// platform.
-func instance(ctx context.Context, sys *types.SystemContext, source types.ImageSource) (*image.UnparsedImage, error) {
-	unparsed := image.UnparsedInstance(source, nil)
-	text, mime, err := unparsed.Manifest(ctx)
+// platform, of which chosen is the digest.
+func instance(ctx context.Context, sys *types.SystemContext, source types.ImageSource) (img *image.UnparsedImage, chosen *digest.Digest, err error) {
+	img = image.UnparsedInstance(source, nil)
+	text, mime, err := img.Manifest(ctx)
 	if err != nil || !manifest.MIMETypeIsMultiImage(mime) {
-		return unparsed, err
+		return img, nil, err
 	}
 	list, err := manifest.ListFromBlob(text, mime)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	chosen, err := list.ChooseInstance(sys)
+	of, err := list.ChooseInstance(sys)
 	if err != nil {
-		return nil, fmt.Errorf("choosing an image from %s: %w", source.Reference().DockerReference(), err)
+		return nil, nil, fmt.Errorf("choosing an image from %s: %w", source.Reference().DockerReference(), err)
 	}
-	return image.UnparsedInstance(source, &chosen), nil
+	return image.UnparsedInstance(source, &of), &of, nil
 }
 
 // layerTypes are the media types of layers that are archives, in a form that their

@@ -91,10 +91,23 @@ func TestSigstoreSignatures(t *testing.T) {
 			l.file(attachments, "default-docker:\n  use-sigstore-attachments: "+tt.attached+"\n")
 			policy := l.policy(fmt.Sprintf(`{"type":"sigstoreSigned","keyPath":%q,"signedIdentity":{"type":"matchRepository"}}`, tt.key))
 			l.containerfile("FROM HOST/"+tt.base, "RUN true")
+			layers := func() (n int) {
+				for _, layer := range bases.LayerDigests(t, bases.Pull(t, l.registry.Host(), tt.base)) {
+					n += l.registry.Count(http.MethodGet, "/blobs/"+layer)
+				}
+				return n
+			}
+			before := layers()
 			o := l.build("--signature-policy", policy, "--retry-on", "transient")
 			if !tt.fails {
 				o.wantSuccess(t)
+				if strings.Contains(o.stderr, "is unpacked by containers/image") {
+					t.Error("the layers were not staged")
+				}
 				return
+			}
+			if n := layers() - before; n > 0 {
+				t.Errorf("%d layers of an image that is refused were fetched", n)
 			}
 			o.wantFailure(t, result.ReasonSignatureRejected, "signature", policy, "line 1")
 			o.wantAttempts(t, result.Pull, 1)
