@@ -73,7 +73,7 @@ func (r stagedReference) stage(ctx context.Context, sys *types.SystemContext, so
 		if from, err = r.blobs.NewImageSource(ctx, sys); err != nil {
 			return err
 		}
-		defer from.Close() //nolint:errcheck // it was read
+		defer from.Close()
 	}
 	img, err := image.FromUnparsedImage(ctx, sys, unparsed)
 	if err != nil {
