@@ -191,7 +191,7 @@ bench-growth: build debian peers ## The same by the size of the base: layers, by
 .PHONY: lint
 lint: ## go vet and golangci-lint.
 	go vet ./...
-	go tool -modfile=tools/go.mod golangci-lint run
+	go tool -modfile=tools/go.mod golangci-lint run --allow-parallel-runners
 
 .PHONY: docs
 docs: build ## Generate the pages of docs/ that come from the code.
