@@ -91,10 +91,11 @@ type pushReference struct {
 	client *distribution.Client
 	// known are compressed layers that may be at the destination.
 	known map[digest.Digest]layerKind
-	// algorithm is that of new layers; only tells that others are not wanted.
-	algorithm compression.Algorithm
-	only      bool
-	outcome   *pushOutcome
+	// algorithm is that of new layers; only tells that others are not wanted, and gzip
+	// that the format of the manifest knows no other than that.
+	algorithm  compression.Algorithm
+	only, gzip bool
+	outcome    *pushOutcome
 	// relay has layers as they were pulled; nil has none.
 	relay *relay
 }
@@ -104,6 +105,8 @@ type pushOutcome struct {
 	sent int64 // the bytes of blobs that were sent
 	// rejected is why a format of the manifest was not taken.
 	rejected error
+	// others tells that there are layers which are not compressed by gzip.
+	others bool
 }
 
 // NewImageDestination implements types.ImageReference.
@@ -116,6 +119,11 @@ func (r pushReference) NewImageDestination(context.Context, *types.SystemContext
 type layerKind struct {
 	size      int64
 	algorithm compression.Algorithm
+}
+
+// takes tells whether a layer may be in the image that is compressed so.
+func (r pushReference) takes(algorithm compression.Algorithm) bool {
+	return (!r.only || algorithm.Name() == r.algorithm.Name()) && (!r.gzip || algorithm.Name() == compression.Gzip.Name())
 }
 
 // pushDestination implements types.ImageDestination. It may put blobs at once.
@@ -233,10 +241,11 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 		}
 		reused := types.BlobInfo{Digest: candidate.Digest, Size: info.Size, MediaType: info.MediaType}
 		if candidate.Digest != info.Digest {
-			d.mu.Lock()
-			kind, known := d.ref.known[candidate.Digest]
-			d.mu.Unlock()
-			if !known || d.ref.only && kind.algorithm.Name() != d.ref.algorithm.Name() {
+			kind, known, err := d.kind(ctx, candidate)
+			if err != nil {
+				return false, types.BlobInfo{}, err
+			}
+			if !known || !d.ref.takes(kind.algorithm) {
 				continue
 			}
 			reused.Size, reused.CompressionOperation, reused.CompressionAlgorithm = kind.size, types.Compress, &kind.algorithm
@@ -253,6 +262,9 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 			size = reused.Size
 		}
 		if ok {
+			if reused.CompressionAlgorithm != nil {
+				d.note(*reused.CompressionAlgorithm)
+			}
 			reused.Size = size
 			cache.RecordKnownLocation(d.ref.Transport(), d.scope(), candidate.Digest, d.location())
 			return true, reused, nil
@@ -270,12 +282,13 @@ func (d *pushDestination) pass(ctx context.Context, info types.BlobInfo, found [
 		d.mu.Lock()
 		kind, known := d.ref.known[candidate.Digest]
 		d.mu.Unlock()
-		if !known || d.ref.only && kind.algorithm.Name() != d.ref.algorithm.Name() {
+		if !known || !d.ref.takes(kind.algorithm) {
 			continue
 		}
 		put, err := d.putKept(ctx, candidate.Digest, cache)
 		switch {
 		case err == nil:
+			d.note(kind.algorithm)
 			return true, types.BlobInfo{
 				Digest: put.Digest, Size: put.Size, MediaType: info.MediaType,
 				CompressionOperation: types.Compress, CompressionAlgorithm: &kind.algorithm,
@@ -288,6 +301,47 @@ func (d *pushDestination) pass(ctx context.Context, info types.BlobInfo, found [
 		}
 	}
 	return false, types.BlobInfo{}, nil
+}
+
+// note notes how a layer of the image is compressed.
+func (d *pushDestination) note(algorithm compression.Algorithm) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ref.outcome.others = d.ref.outcome.others || algorithm.Name() != compression.Gzip.Name()
+}
+
+// kind tells what a compressed layer is, ok is false where that is not known. One that an
+// earlier build sent, of which no manifest in the store tells, is looked at where it is.
+func (d *pushDestination) kind(ctx context.Context, candidate types.BICReplacementCandidate) (kind layerKind, ok bool, err error) {
+	d.mu.Lock()
+	kind, ok = d.ref.known[candidate.Digest]
+	d.mu.Unlock()
+	if ok {
+		return kind, true, nil
+	}
+	size, there, err := d.has(ctx, candidate.Digest, -1)
+	if err == nil && !there && candidate.Location != d.location() {
+		if there, err = d.mount(ctx, candidate); err == nil && there {
+			size, there, err = d.has(ctx, candidate.Digest, -1)
+		}
+	}
+	if err != nil || !there {
+		return layerKind{}, false, err
+	}
+	blob, _, err := d.ref.client.Blob(ctx, candidate.Digest)
+	if err != nil {
+		return layerKind{}, false, nil // it is sent again
+	}
+	defer blob.Close()
+	algorithm, _, _, err := compression.DetectCompressionFormat(blob)
+	if name := algorithm.Name(); err != nil || name != compression.Gzip.Name() && name != compression.Zstd.Name() {
+		return layerKind{}, false, nil
+	}
+	kind = layerKind{size: size, algorithm: algorithm}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ref.known[candidate.Digest] = kind
+	return kind, true, nil
 }
 
 // putKept sends a blob that is kept. The error is fs.ErrNotExist when it is not.

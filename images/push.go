@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -200,13 +199,11 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		defer client.Close()
 		if d.known == nil {
-			if d.known = e.knownLayers(); e.isDocker(id) {
-				dropOthers(d.known)
-			}
+			d.known = e.knownLayers()
 		}
 		e.relay.handOver(meter.progress)
 		defer e.relay.handOver(nil)
-		push := pushReference{ImageReference: d.ref, client: client, known: d.known, algorithm: compression.Gzip, outcome: outcome, relay: e.relay}
+		push := pushReference{ImageReference: d.ref, client: client, known: d.known, algorithm: compression.Gzip, outcome: outcome, gzip: e.isDocker(id), relay: e.relay}
 		if sys.CompressionFormat != nil {
 			push.algorithm, push.only = *sys.CompressionFormat, true
 		}
@@ -216,9 +213,10 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		options.MaxParallelDownloads = conf.Engine.ImageParallelCopies
 	}
 	man, err := copy.Image(meter.ctx, policy, target, src, options)
-	if err != nil && outcome.rejected != nil && sys.CompressionFormat == nil && dropOthers(d.known) {
+	if push, own := target.(pushReference); own && err != nil && outcome.rejected != nil && outcome.others && !push.only {
 		// The other format, in which it may be taken, has gzip alone.
-		outcome.rejected = nil
+		outcome.rejected, push.gzip = nil, true
+		target = push
 		man, err = copy.Image(meter.ctx, policy, target, src, options)
 	}
 	written, err := meter.stop(err)
@@ -256,14 +254,6 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 func (e *Engine) isDocker(id string) bool {
 	data, err := e.store.ImageBigData(id, storage.ImageDigestBigDataKey)
 	return err == nil && manifest.GuessMIMEType(data) == manifest.DockerV2Schema2MediaType
-}
-
-// dropOthers forgets layers that are not compressed by gzip, the only compression that
-// the format of Docker knows, and tells whether there were any.
-func dropOthers(known map[digest.Digest]layerKind) bool {
-	all := len(known)
-	maps.DeleteFunc(known, func(_ digest.Digest, kind layerKind) bool { return kind.algorithm.Name() != compression.Gzip.Name() })
-	return len(known) < all
 }
 
 // checkKey says why the push cannot sign.

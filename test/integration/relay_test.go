@@ -225,6 +225,40 @@ func TestBaseThatWasInTheStore(t *testing.T) {
 	l.checkStore()
 }
 
+// TestBuildAfterAnotherOne sends what has changed, and nothing else: not the steps that
+// did not run again, nor a base that an earlier build had to compress.
+func TestBuildAfterAnotherOne(t *testing.T) {
+	for _, format := range []string{"gzip", "zstd"} {
+		t.Run(format, func(t *testing.T) {
+			l, to, _ := relayLab(t)
+			l.containerfile("FROM HOST/base/layers:1", "RUN head -c 300000 /dev/urandom > /random", "COPY a /a")
+			other := registry.Start(t)
+			for _, r := range []*registry.Registry{to, other} {
+				l.file("context/a", strings.Repeat("content ", 10000))
+				push := []string{"--tag", r.Host() + "/os/layered:1", "--push", "--compression-format", format}
+				l.build(push...).wantSuccess(t)
+				r.Reset()
+				l.file("context/a", strings.Repeat("other ", 10000))
+				l.build(push...).wantSuccess(t)
+				image := inside(t, r, "os/layered:1")
+				m := bases.Manifest(t, image)
+				for i, layer := range m.Layers {
+					if got, want := string(layer.MediaType), "application/vnd.oci.image.layer.v1.tar+"+format; got != want {
+						t.Errorf("layer %d is %s, want %s", i, got, want)
+					}
+				}
+				if got, want := received(r), m.Layers[len(m.Layers)-1].Size+m.Config.Size; got != want {
+					t.Errorf("%d bytes arrived, want the %d of the last layer and the config", got, want)
+				}
+			}
+			l.checkStore()
+			l.newStore()
+			l.containerfile("FROM "+other.Host()+"/os/layered:1", "RUN test $(wc -c < /a) = 60000 && test $(wc -c < /random) = 300000 && test $(wc -c < /motd) = 30000")
+			l.build().wantSuccess(t)
+		})
+	}
+}
+
 // TestBaseOfTheSameRegistry is mounted, and nothing of it is kept.
 func TestBaseOfTheSameRegistry(t *testing.T) {
 	l, _, base := relayLab(t)
