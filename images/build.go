@@ -513,6 +513,9 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 		if e.space.explains(steps.tail.text()) {
 			failed.Class, failed.Reason = result.ClassResource, result.ReasonNoSpace
 		}
+		if notStarted.MatchString(steps.tail.last()) {
+			failed.Class = result.ClassTransient
+		}
 	case atStep && missingSource(text) != "":
 		failed.Class, failed.Reason = result.ClassInput, result.ReasonContextFileMissing
 		failed.Message = fmt.Sprintf("%s: %s", at, describeMissing(missingSource(text), text, step.Instruction, spec.Context))
@@ -552,6 +555,11 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 
 // wrongFormat is what buildah says of a step whose program it could not start.
 var wrongFormat = regexp.MustCompile(`(?m)^process failed to start with error: fork/exec .*: exec format error`)
+
+// notStarted is what containers/storage says when a step did not begin: the copy of this
+// program that was to run it could not be sealed, since the kernel still held a page of it
+// (fcntl(2): F_SEAL_WRITE, EBUSY), which lasts moments.
+var notStarted = regexp.MustCompile(`^Close_Fd sealing memfd copy: `)
 
 // repositoryAnswer is what librepo, by which dnf and rpm-ostree fetch packages, says of
 // the answer of a repository. What they say last is only that a package is not there.

@@ -260,3 +260,20 @@ func TestTwoStagesOfOneName(t *testing.T) {
 	o.wantFailure(t, result.ReasonContainerfileInvalid, "stage \"a\"")
 	o.wantAttempts(t, result.Build, 1)
 }
+
+// TestStepThatDidNotBegin says so in the words of the library, and is tried again also
+// where nothing but faults that pass are.
+func TestStepThatDidNotBegin(t *testing.T) {
+	l := newLab(t).withBusy()
+	l.containerfile("FROM HOST/base/busy:1", "RUN echo 'Close_Fd sealing memfd copy: Device or resource busy' >&2; exit 1")
+	o := l.build("--retry-on", "transient")
+	if o.result.Reason != result.ReasonStepFailed || !strings.Contains(o.result.Message, "exited 1: Close_Fd sealing memfd copy") {
+		t.Errorf("%s: %s", o.result.Reason, o.result.Message)
+	}
+	for _, a := range o.result.Attempts {
+		if a.Class != result.ClassTransient {
+			t.Errorf("attempt %d is %s", a.N, a.Class)
+		}
+	}
+	o.wantAttempts(t, result.Build, 3)
+}
