@@ -135,6 +135,7 @@ func (e *endpoints) giveUp(err error, v verdict) bool {
 		}
 	}
 	e.failed[e.mirror.String()] = err
+	e.mirror = nil // the next failure is not of this one
 	return true
 }
 

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"runtime"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/docker/reference"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -186,5 +188,26 @@ func TestRegistryThatIsBlocked(t *testing.T) {
 	}
 	if asked != 0 {
 		t.Errorf("it was asked %d times", asked)
+	}
+}
+
+// TestMirrorIsGivenUpOnce: where the next try does not get as far as to open another place,
+// as when a registry is gone whose signatures are asked for first, nothing is left to give up.
+func TestMirrorIsGivenUpOnce(t *testing.T) {
+	mirror, err := reference.ParseNamed("mirror.example/os/base:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried, cut := newEndpoints(), errors.New("reset")
+	transient := verdict{class: result.ClassTransient}
+	if tried.giveUp(cut, transient) {
+		t.Error("the registry itself was given up")
+	}
+	tried.mirror = mirror
+	if !tried.giveUp(cut, transient) || tried.failed[mirror.String()] == nil {
+		t.Error("the mirror was not given up")
+	}
+	if tried.giveUp(cut, transient) {
+		t.Error("the mirror was given up again: a pull would never end")
 	}
 }
