@@ -58,7 +58,7 @@ func judge(job *batchv1.Job, pods []corev1.Pod) verdict {
 	slices.SortStableFunc(pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	for i := range pods {
 		pod := &pods[i]
-		if r := resultOf(pod); r != nil && pod.Status.Phase == corev1.PodSucceeded && r.Outcome == result.Succeeded && digestPattern.MatchString(r.Digest) {
+		if r := resultOf(pod); r != nil && r.Outcome == result.Succeeded && digestPattern.MatchString(r.Digest) {
 			return verdict{
 				state: succeeded, reason: string(result.ReasonSucceeded), result: r, pods: len(pods),
 				message: fmt.Sprintf("%s was built and pushed as %s in pod %s%s.", r.Image, r.Digest, pod.Name, spent(r)),

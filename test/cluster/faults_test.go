@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -103,23 +104,33 @@ func TestPodLostAfterThePush(t *testing.T) {
 	}
 }
 
-// TestNodeIsRestarted stops what runs pods, in the middle of a step.
+// TestNodeIsRestarted stops what runs pods, in the middle of a step. The step goes
+// on while it is down, or after.
 func TestNodeIsRestarted(t *testing.T) {
 	for _, name := range []string{"kubelet", "containerd", "kube-apiserver"} {
-		t.Run(name, func(t *testing.T) {
-			p := newPool(t, []string{"FROM configs AS final", "RUN GATE"})
-			arrived(t, p.name, 1)
-			before := p.pod()
-			component(t, "stop", name)
-			openGate(t, p.name)
-			component(t, "start", name)
-			b := p.until("the build is Succeeded", func(b *mcfgv1.MachineOSBuild) bool { return isTrue(b, mcfgv1.MachineOSBuildSucceeded) })
-			c := meta.FindStatusCondition(b.Status.Conditions, string(mcfgv1.MachineOSBuildSucceeded))
-			if !strings.Contains(c.Message, before.Name) {
-				t.Errorf("another pod than %s has built: %s", before.Name, c.Message)
-			}
-			p.succeeded()
-		})
+		for _, down := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, the build ends while it is down: %t", name, down), func(t *testing.T) {
+				p := newPool(t, []string{"FROM configs AS final", "RUN GATE"})
+				arrived(t, p.name, 1)
+				before := p.pod()
+				build := p.until("the build is at work", func(b *mcfgv1.MachineOSBuild) bool { return isTrue(b, mcfgv1.MachineOSBuilding) })
+				component(t, "stop", name)
+				if down {
+					openGate(t, p.name)
+					await(t, "the image is pushed", func(context.Context) (bool, error) { return p.pushed(build), nil })
+				}
+				component(t, "start", name)
+				if !down {
+					openGate(t, p.name)
+				}
+				if b := p.succeeded(); !strings.Contains(meta.FindStatusCondition(b.Status.Conditions, string(mcfgv1.MachineOSBuildSucceeded)).Message, before.Name) {
+					t.Errorf("another pod than %s has built: %+v", before.Name, b.Status.Conditions)
+				}
+				if n := arrivals(t, p.name); n != 1 {
+					t.Errorf("the step ran %d times", n)
+				}
+			})
+		}
 	}
 }
 

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -356,6 +358,15 @@ func (p *pool) succeeded() *mcfgv1.MachineOSBuild {
 func (p *pool) image(b *mcfgv1.MachineOSBuild) v1.Image {
 	p.Helper()
 	return bases.Pull(p.T, host, strings.TrimPrefix(string(b.Spec.RenderedImagePushSpec), host+"/"), onRegistry()...)
+}
+
+// pushed tells whether the registry has the image of a build.
+func (p *pool) pushed(b *mcfgv1.MachineOSBuild) bool {
+	p.Helper()
+	ref, err := name.ParseReference(string(b.Spec.RenderedImagePushSpec))
+	p.must(err)
+	_, err = remote.Head(ref, onRegistry()...)
+	return err == nil
 }
 
 // nothingLeft tells whether the builds of the pool have no object any more.
