@@ -247,6 +247,8 @@ func TestE10BuildsAtOnce(t *testing.T) {
 				check(t, done(cmds[i].Wait()), i, round)
 			}
 			_ = cmds[2].Wait()
+			// Its worker ends with it, but not at once.
+			waitFor(t, func() bool { return len(processesWith(t, labs[2].dir, "")) == 0 })
 		}
 		labs[0].build("--no-cache").wantSuccess(t)
 		l.checkStore()
