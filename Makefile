@@ -1,8 +1,10 @@
 # Targets for people and for CI. `make help` lists them.
 
+# The library that reads gzip (images/isal); `make ISAL= ...` builds without it.
+ISAL    := isal
 # The one place for the build tags and linker flags: a static binary that needs
 # nothing but the kernel. CONTRIBUTING.md has the line for typing `go test` by hand.
-TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo seccomp
+TAGS    := containers_image_openpgp exclude_graphdriver_btrfs exclude_disk_quota netgo osusergo seccomp $(ISAL)
 LDFLAGS := -s -w -linkmode external -extldflags "-static"
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 # Tests that drive a binary wait for processes and registries, not for the CPU.
@@ -18,6 +20,8 @@ export KUBE_BINARY    := $(CURDIR)/bin/kube
 # Debian packages: to compile and link, for the image, for base images, packages and
 # the peer in tests.
 PACKAGES       := gcc libc6-dev libseccomp-dev pkg-config ca-certificates git openssh-client bzip2 busybox-static util-linux mmdebstrap rpm createrepo-c gnupg skopeo netavark
+# To build ISA-L.
+ISAL_PACKAGES  := gcc libc6-dev make nasm dpkg-dev ca-certificates
 # For the cluster: what `test/cluster/cluster up` calls.
 CLUSTER_PACKAGES := iproute2 openssl
 # Kinds of OpenShift that it knows, as a cluster with its own control plane has them.
@@ -47,8 +51,17 @@ endef
 .PHONY: build
 build: bin/agent bin/controller ## Build bin/agent and bin/controller, static.
 
+LIBRARIES := $(ISAL:%=bin/%/isa-l.a)
+
+bin/isal/isa-l.a: images/isal/library
+	@$(call install,$(ISAL_PACKAGES))
+	@mkdir -p bin
+	@echo "images/isal/library bin/isal"
+	@images/isal/library bin/isal >bin/isal.log 2>&1 || { cat bin/isal.log >&2; exit 1; }
+	@rm bin/isal.log && touch $@
+
 .PHONY: bin/agent
-bin/agent:
+bin/agent: $(LIBRARIES)
 	@mkdir -p bin
 	@echo "go build -o bin/agent ./cmd/agent"
 	@go build -ldflags '$(LDFLAGS) -X github.com/strata-build/strata/agent.version=$(VERSION)' -o bin/agent ./cmd/agent 2>bin/build.log || { cat bin/build.log >&2; exit 1; }
@@ -125,8 +138,9 @@ e2e: cluster image ## The product on a real cluster, which is started for it unl
 test: deps build kube lint check-docs test-unit test-controller test-integration test-podman ## All tests but conformance and those on a cluster.
 
 .PHONY: test-unit
-test-unit: kube ## Tests of single packages (some as root).
+test-unit: kube $(LIBRARIES) ## Tests of single packages (some as root).
 	go test -timeout $(TIMEOUT) ./agent/... ./images/... ./retry/... ./cmd/... ./controller/... ./test/architecture/... ./test/apiserver/... ./test/bench/...
+	CGO_ENABLED=0 go test ./images/isal
 	go test -race -timeout $(TIMEOUT) $(RACE)
 
 # A root filesystem with what the images of cluster nodes have: bash, dnf, rpm and jq.
@@ -189,7 +203,7 @@ bench-growth: build debian peers ## The same by the size of the base: layers, by
 	bin/bench -cases growth -rows '$(or $(ROWS),agent,BuildKit)' -n '$(N)' -agent '$(AGENT)'
 
 .PHONY: lint
-lint: ## go vet and golangci-lint.
+lint: $(LIBRARIES) ## go vet and golangci-lint.
 	go vet ./...
 	go tool -modfile=tools/go.mod golangci-lint run --allow-parallel-runners
 

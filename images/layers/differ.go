@@ -3,6 +3,7 @@ package layers
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"syscall"
 
 	digest "github.com/opencontainers/go-digest"
 	"github.com/vbatts/tar-split/archive/tar"
@@ -19,9 +19,9 @@ import (
 	tarsplit "github.com/vbatts/tar-split/tar/storage"
 	drivers "go.podman.io/storage/drivers"
 	"go.podman.io/storage/pkg/archive"
-	"go.podman.io/storage/pkg/chrootarchive"
 	"go.podman.io/storage/pkg/tarlog"
-	"golang.org/x/sys/unix"
+
+	"github.com/strata-build/strata/images/isal"
 )
 
 // differ makes the files of one layer in the staging directory that a driver gives it, and
@@ -108,15 +108,18 @@ func (d *differ) ApplyDiff(dest string, options *archive.TarOptions, how *driver
 // same archive of these again.
 func unpack(source *ahead, record io.Writer, dest string, options *archive.TarOptions) error {
 	buffered := bufio.NewWriterSize(record, bufferSize)
-	payload, done, err := asm.NewInputTarStreamWithDone(source, tarsplit.NewJSONPacker(buffered), tarsplit.NewDiscardFilePutter())
+	payload, done, err := asm.NewInputTarStreamWithDone(source, tarsplit.NewJSONPacker(buffered), checksums{make([]byte, bufferSize)})
 	if err != nil {
 		return err
 	}
-	unpacked := chrootarchive.UntarUncompressed(&feed{reader: payload}, dest, options)
+	// What makes the files is on a thread of its own, which is slow to wait often.
+	files := readAhead(payload)
+	unpacked := untar(files, dest, options)
 	if unpacked == nil {
-		_, unpacked = io.Copy(io.Discard, payload) // the record has what is behind the archive, too
+		_, unpacked = io.Copy(io.Discard, files) // the record has what is behind the archive, too
 	}
 	_ = payload.Close()
+	files.Close()
 	recorded := <-done
 	switch {
 	case source.failure() != nil:
@@ -129,42 +132,22 @@ func unpack(source *ahead, record io.Writer, dest string, options *archive.TarOp
 	return buffered.Flush()
 }
 
-// feed is an archive that a process is to read.
-type feed struct {
-	reader io.Reader
-	fed    bool
-	err    error // of the reader
-}
+// checksums is what the record of an archive has of the files in it: their CRC-64. It
+// implements storage.FilePutter of tar-split.
+type checksums struct{ buffer []byte }
 
-// Read implements io.Reader.
-func (f *feed) Read(p []byte) (int, error) {
-	n, err := f.reader.Read(p)
-	if !errors.Is(err, io.EOF) {
-		f.err = err
+// Put implements storage.FilePutter.
+func (c checksums) Put(_ string, file io.Reader) (size int64, sum []byte, err error) {
+	var crc uint64
+	for err == nil {
+		var n int
+		n, err = file.Read(c.buffer)
+		crc, size = isal.UpdateCRC64(crc, c.buffer[:n]), size+int64(n)
 	}
-	return n, err
-}
-
-// WriteTo implements io.WriterTo. It writes to a pipe, which takes much at once from then
-// on. The second time it writes nothing: the caller has a process that has ended, and
-// wants to read what that did not.
-func (f *feed) WriteTo(w io.Writer) (int64, error) {
-	if f.fed {
-		return 0, f.err
+	if errors.Is(err, io.EOF) {
+		err = nil
 	}
-	f.fed = true
-	if pipe, ok := w.(syscall.Conn); ok {
-		if raw, err := pipe.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) {
-				// Where the kernel does not allow it, the pipe stays as it is.
-				_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 4*bufferSize)
-			})
-		}
-	}
-	// Hidden, the methods of both cannot undo that much is written at once.
-	buffered := bufio.NewWriterSize(struct{ io.Writer }{w}, bufferSize)
-	n, err := buffered.ReadFrom(struct{ io.Reader }{f})
-	return n, errors.Join(err, buffered.Flush())
+	return size, binary.BigEndian.AppendUint64(nil, crc), err
 }
 
 // owners collects who owns what is in an archive.

@@ -7,7 +7,7 @@
 // That is sound, because
 //
 //   - what comes about is what containers/image makes: the same files, by the same
-//     program of containers/storage (chrootarchive, a process in a root of its own) with
+//     code of containers/storage, on a thread whose root directory the layer is, with
 //     the options that the driver of the store gives, and layers with the same ids,
 //     digests, owners and archive records. It alone makes the image: it is asked
 //     to copy it afterwards as ever, finds the layers, and judges them by its own rules.

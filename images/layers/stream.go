@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	digest "github.com/opencontainers/go-digest"
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/storage/pkg/archive"
+
+	"github.com/strata-build/strata/images/isal"
 )
 
 // bufferSize is what is read or written at once, in bytes.
@@ -62,7 +63,7 @@ func decompress(layer io.Reader) (io.ReadCloser, error) {
 	case archive.Uncompressed:
 		return io.NopCloser(buffered), nil
 	case archive.Gzip:
-		return gzip.NewReader(buffered)
+		return isal.NewReader(buffered)
 	case archive.Zstd:
 		// Layers are unpacked at the same time, and need no more goroutines each.
 		decoder, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1))

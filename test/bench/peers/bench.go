@@ -30,6 +30,8 @@ type bench struct {
 	// log is told what happens; records gets each run as a line of JSON.
 	log, records io.Writer
 
+	// programs are directories and files that are run.
+	programs []string
 	// bases is the registry with the base images, dest the one to which is pushed.
 	bases, dest *server
 
@@ -104,6 +106,9 @@ func (t *trial) run(ctx context.Context) (record, error) {
 		return r, err
 	}
 	defer t.log.Close()
+	if err := settle(append([]string{t.basesDir()}, t.programs...)...); err != nil {
+		return r, err
+	}
 	failed, err := t.earlier(ctx)
 	if err == nil && failed == nil {
 		failed, err = t.measure(ctx, &r)
@@ -246,8 +251,7 @@ func (t *trial) check(ctx context.Context, cuts int) error {
 }
 
 // discard takes a directory out of the way. It is not removed before the disk gets
-// short: ext4 looks at each inode that was removed in the last minutes when it hands
-// out new ones, which slows the next run down.
+// short, and the kernel is busy with it for a while.
 func (b *bench) discard(dir string) error {
 	trash := filepath.Join(b.dir, "trash")
 	if err := os.MkdirAll(trash, 0o755); err != nil {

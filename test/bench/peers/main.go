@@ -92,7 +92,10 @@ func run(ctx context.Context, args []string) error {
 	if *dir, err = filepath.Abs(*dir); err != nil {
 		return err
 	}
-	b := &bench{dir: *dir, rows: selected, rounds: *rounds, patience: *patience, started: time.Now().Truncate(time.Second), log: os.Stderr}
+	b := &bench{dir: *dir, rows: selected, rounds: *rounds, patience: *patience, programs: []string{p.peers, p.runc, "/proc/self/exe"}, started: time.Now().Truncate(time.Second), log: os.Stderr}
+	for _, a := range p.agents {
+		b.programs = append(b.programs, a.path)
+	}
 	all := append(kinds(debian{root: filepath.Join(*bin, "debian.tar"), cache: filepath.Join(*dir, "packages")}), growthKinds()...)
 	return b.all(ctx, all, list(*cases), p)
 }
