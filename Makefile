@@ -182,11 +182,11 @@ bench: build peer ## Compare with buildah's own command line: ratios in one run 
 
 # Peers in Go modules of their own: each needs other versions of the same libraries.
 .PHONY: peers
-peers: peer runc ## Build the other builders that bench-peers compares with (10 minutes when nothing is cached).
+peers: peer runc $(LIBRARIES) ## Build the other builders that bench-peers compares with (10 minutes when nothing is cached).
 	@echo "go build -o bin/peer/ (buildkitd, buildctl, kaniko)"
 	@cd test/bench/peer/buildkit && GOFLAGS= CGO_ENABLED=0 nice go build -tags 'osusergo netgo' -ldflags '-s -w' -o $(CURDIR)/bin/peer/ $$(GOFLAGS= go list tool)
 	@cd test/bench/peer/kaniko && GOFLAGS= CGO_ENABLED=0 nice go build -ldflags '-s -w' -o $(CURDIR)/bin/peer/kaniko $$(GOFLAGS= go list tool)
-	@CGO_ENABLED=0 go build -o bin/bench ./test/bench/peers
+	@go build -ldflags '$(LDFLAGS)' -o bin/bench ./test/bench/peers
 
 # CASES, ROWS, N and AGENT are flags of the program: bin/bench -help.
 CASES ?= a,b,c,d,e,f,g,m,s

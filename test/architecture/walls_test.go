@@ -29,7 +29,7 @@ type wall struct {
 var walls = []wall{
 	{room: "agent/result"},
 	{room: "retry", allowed: []string{"github.com/avast/retry-go/v4"}},
-	{room: "images", allowed: []string{module + "/agent/result", "..."}},
+	{room: "images", allowed: []string{module + "/agent/result", module + "/images/isal", "..."}},
 	{room: "agent", allowed: []string{
 		module + "/agent/result", module + "/images", module + "/retry",
 		"github.com/spf13/pflag", "golang.org/x/sys/unix", "golang.org/x/term",
@@ -46,6 +46,8 @@ var walls = []wall{
 	// Distribution logs through logrus, and its noise is turned off there.
 	{room: "test/registry", allowed: []string{"github.com/sirupsen/logrus", "..."}},
 	{room: "test", allowed: []string{module + "/agent/result", module + "/test/...", "..."}},
+	// The limit reads gzip as fast as the agent does.
+	{room: "test/bench/peers", allowed: []string{module + "/images/isal", module + "/test/...", "..."}},
 	{room: "test/controller", allowed: []string{module + "/controller/...", module + "/agent/result", module + "/test/...", "..."}},
 }
 

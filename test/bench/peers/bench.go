@@ -75,6 +75,9 @@ func (b *bench) run(ctx context.Context, k kind) ([]record, error) {
 			if err != nil {
 				return all, fmt.Errorf("case %s, %s: %w", k.letter, row.name, err)
 			}
+			if ctx.Err() != nil {
+				return all, ctx.Err()
+			}
 			if err := json.NewEncoder(b.records).Encode(r); err != nil {
 				return all, err
 			}

@@ -22,9 +22,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/pgzip"
 	"golang.org/x/sys/unix"
+
+	"github.com/strata-build/strata/images/isal"
 )
 
 // The physical limit is the work without a builder: what has to be done at least, each
@@ -133,10 +134,11 @@ func (l *limit) unpack(ctx context.Context) error {
 			return err
 		}
 		defer file.Close()
-		plain, err := gzip.NewReader(file)
+		plain, err := isal.NewReader(file)
 		if err != nil {
 			return err
 		}
+		defer plain.Close()
 		tar := exec.CommandContext(ctx, "tar", "--extract", "--numeric-owner", "--directory", dir)
 		tar.Stdin, tar.Stderr = plain, os.Stderr
 		return tar.Run()
