@@ -21,8 +21,9 @@ import (
 )
 
 // most is how many layers are made at once where there are many processors: as many as
-// containers/image reads at once (copy.go, maxParallelDownloads). Each has up to 3 MiB of
-// buffers and a process that takes about 10 MiB.
+// containers/image reads at once (copy.go, maxParallelDownloads). Each takes about 4 MiB
+// for buffers. Elsewhere it is one more than there are processors, since each layer waits
+// at times for the network or the disk.
 const most = 6
 
 // Stager makes the layers of images in a store. What an attempt has read that failed, the
@@ -75,7 +76,7 @@ func (s *Stager) Make(ctx context.Context, image []Layer, source Source) error {
 	defer turns.close() // which ends all turns
 	var workers sync.WaitGroup
 	queue, failed := make(chan *job), make(chan struct{})
-	for range min(runtime.GOMAXPROCS(0), most, len(jobs)) {
+	for range min(runtime.GOMAXPROCS(0)+1, most, len(jobs)) {
 		workers.Go(func() {
 			for j := range queue {
 				j.run(ctx, s, turns, source)

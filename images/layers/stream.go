@@ -15,7 +15,7 @@ import (
 )
 
 // bufferSize is what is read or written at once, in bytes.
-const bufferSize = 256 << 10
+const bufferSize = 128 << 10
 
 // checked passes a blob on, and fails at its end if it is not the one that it was to be.
 type checked struct {
