@@ -109,7 +109,7 @@ func (t *trial) run(ctx context.Context) (record, error) {
 		return r, err
 	}
 	defer t.log.Close()
-	if err := settle(append([]string{t.basesDir()}, t.programs...)...); err != nil {
+	if err := settle(t.bench.log, append([]string{t.basesDir()}, t.programs...)...); err != nil {
 		return r, err
 	}
 	failed, err := t.earlier(ctx)

@@ -55,6 +55,7 @@ func (p programs) builders() []builder {
 	}
 	return append(
 		rows,
+		builder{name: "agent in a user namespace", only: "a", script: mapped(agent(p.agents[0].path))},
 		builder{name: "BuildKit", peer: true, script: p.buildkit},
 		builder{name: "kaniko", peer: true, script: p.kaniko},
 		builder{name: "buildah", peer: true, script: p.buildah("overlay")},
@@ -73,6 +74,27 @@ func agent(path string) func(job) (script, error) {
 				"--secret", "id=marker,src=" + b.secret, "--containerfile", b.containerfile, "--tag", b.tag, "--push",
 				"--result", filepath.Join(j.store, "result.json"), b.context,
 			}})
+		}
+		return s, nil
+	}
+}
+
+// mapped runs the builds of a script in a user namespace.
+func mapped(of func(job) (script, error)) func(job) (script, error) {
+	return func(j job) (script, error) {
+		s, err := of(j)
+		if err != nil {
+			return s, err
+		}
+		s.Mapped = true
+		own := []string{j.store}
+		for _, b := range j.builds {
+			own = append(own, b.secret, b.context)
+		}
+		for _, path := range own {
+			if err := os.Chown(path, mappedRoot, mappedRoot); err != nil {
+				return s, err
+			}
 		}
 		return s, nil
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -73,11 +74,12 @@ func freeBytes(dir string) (int64, error) {
 // memory, and reads the files below paths into it. Without that, a run pays for what
 // was removed before it: ext4 without a journal looks at each inode that was removed in
 // the last minutes when it hands out new ones, as long as it has it in memory, which has
-// cost 30 s of CPU.
-func settle(paths ...string) error {
+// cost 30 s of CPU. Where the kernel does not let it forget, as in some containers, it
+// says so to log.
+func settle(log io.Writer, paths ...string) error {
 	syscall.Sync()
 	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("1"), 0o200); err != nil {
-		return err
+		fmt.Fprintf(log, "what was removed before may slow the next run down: %v\n", err)
 	}
 	for _, root := range paths {
 		if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -29,7 +29,17 @@ type script struct {
 	// Builds run at the same time, each of them commands one after the other.
 	Builds [][][]string
 	Env    []string
+	// Mapped tells that the builds run as root of a user namespace, as in pods with
+	// hostUsers: false. What they use is given to mappedRoot.
+	Mapped bool
 }
+
+// mappedRoot is who the root of a user namespace is outside of it, mappedIDs how many ids
+// there are: as many as the kubelet gives a pod.
+const (
+	mappedRoot = 100_000
+	mappedIDs  = 65_536
+)
 
 const (
 	scriptCommand = "script"
@@ -85,6 +95,11 @@ func (s script) mount() error {
 		if err := errors.Join(os.MkdirAll(source, 0o1777), os.MkdirAll(target, 0o755)); err != nil {
 			return err
 		}
+		if s.Mapped {
+			if err := os.Chown(source, mappedRoot, mappedRoot); err != nil {
+				return err
+			}
+		}
 		if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mounting %s: %w", target, err)
 		}
@@ -132,6 +147,13 @@ func (s script) command(ctx context.Context, line []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), s.Env...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if s.Mapped {
+		ids := []syscall.SysProcIDMap{{HostID: mappedRoot, Size: mappedIDs}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+			Credential: &syscall.Credential{}, // of the namespace
+		}
+	}
 	return cmd
 }
 
