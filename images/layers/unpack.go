@@ -1,7 +1,11 @@
 package layers
 
 import (
+	"errors"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"runtime"
 
 	"go.podman.io/storage/pkg/archive"
@@ -24,8 +28,21 @@ func untar(tar io.Reader, dir string, options *archive.TarOptions) error {
 		if err := unix.Chdir("/"); err != nil {
 			return err
 		}
-		return archive.Unpack(tar, "/", options)
+		return outside(archive.Unpack(tar, "/", options), dir)
 	})
+}
+
+// outside makes the path in an error that of a process whose root directory is not dir.
+func outside(err error, dir string) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		path.Path = filepath.Join(dir, path.Path)
+	}
+	var link *os.LinkError
+	if errors.As(err, &link) {
+		link.New = filepath.Join(dir, link.New)
+	}
+	return err
 }
 
 // onThread calls f on a thread that does nothing else and ends with it. It is never the
