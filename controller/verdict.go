@@ -58,7 +58,7 @@ func judge(job *batchv1.Job, pods []corev1.Pod) verdict {
 	slices.SortStableFunc(pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	for i := range pods {
 		pod := &pods[i]
-		if r := resultOf(pod); r != nil && r.Outcome == result.Succeeded && digestPattern.MatchString(r.Digest) {
+		if r := resultOf(pod); r != nil && endedWell(pod) && r.Outcome == result.Succeeded && digestPattern.MatchString(r.Digest) {
 			return verdict{
 				state: succeeded, reason: string(result.ReasonSucceeded), result: r, pods: len(pods),
 				message: fmt.Sprintf("%s was built and pushed as %s in pod %s%s.", r.Image, r.Digest, pod.Name, spent(r)),
@@ -130,6 +130,15 @@ func failure(job *batchv1.Job, c *batchv1.JobCondition, pods []corev1.Pod) verdi
 		v.message += fmt.Sprintf(" It was the last of %d pods.", len(ended))
 	}
 	return v
+}
+
+// endedWell tells whether the agent of a pod ended with success, or nobody saw how it
+// ended: a container that ends while its runtime is down is said to have ended with 255
+// (Unknown), and the digest in its result is confirmed all the same. Of another end, what
+// looks like a result may be the end of the log.
+func endedWell(pod *corev1.Pod) bool {
+	t := terminated(pod)
+	return pod.Status.Phase == corev1.PodSucceeded || t != nil && t.ExitCode == 255 && t.Reason == "Unknown"
 }
 
 // explain says why a pod ended: by the agent's own word, else by Kubernetes'.

@@ -152,6 +152,10 @@ func TestJudge(t *testing.T) {
 			t := p.Status.ContainerStatuses[0].State.Terminated
 			t.ExitCode, t.Reason = 255, "Unknown"
 		}), testPod(1, corev1.PodPending)}, succeeded, "Succeeded", []string{testDigest, "build-x-a"}},
+		{"a log that looks like success", testJob(backoff), []corev1.Pod{testPod(0, corev1.PodFailed, withResult(result.ReasonSucceeded), func(p *corev1.Pod) {
+			t := p.Status.ContainerStatuses[0].State.Terminated
+			t.ExitCode, t.Reason = 137, "OOMKilled"
+		})}, failed, reasonOutOfMemory, []string{"build-x-a"}},
 		{"succeeded without a digest", testJob(complete), []corev1.Pod{testPod(0, corev1.PodSucceeded, withResult(result.ReasonSucceeded, func(r *result.Result) { r.Digest = "" }))}, failed, reasonResultMissing, []string{"build-x-a"}},
 		{"completed by another image", testJob(complete), []corev1.Pod{testPod(0, corev1.PodSucceeded, exited(0, "Completed", "hello"))}, failed, reasonResultMissing, nil},
 		{"completed, and its pod is gone", testJob(complete), nil, pending, reasonResultLost, nil},

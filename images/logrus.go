@@ -34,6 +34,10 @@ func RouteLogs(log *slog.Logger) {
 // a while before it asks again.
 const mirrorFailed = "Accessing \""
 
+// ignoredAttributes is how containers/storage begins to say, of each file of a base image that
+// has some, that its filesystem takes no extended attributes of a kind.
+const ignoredAttributes = "ignored xattrs in archive"
+
 var leavingAlone = regexp.MustCompile(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
 
 // rateLimited is told of a registry that asks to be left alone; nil tells nobody.
@@ -66,7 +70,7 @@ func (h logHook) Fire(entry *logrus.Entry) error {
 		}
 	}
 	level := slog.LevelDebug
-	if entry.Level <= logrus.WarnLevel || strings.HasPrefix(entry.Message, mirrorFailed) {
+	if entry.Level <= logrus.WarnLevel && !strings.HasPrefix(entry.Message, ignoredAttributes) || strings.HasPrefix(entry.Message, mirrorFailed) {
 		// An error of a library is one that it went on from: those that it did
 		// not go on from are returned, and reported once.
 		level = slog.LevelWarn

@@ -51,7 +51,8 @@ const bufferSize = 64 << 10
 
 // NewReader returns a reader of what a gzip file holds, all its members. Its errors are
 // those of package gzip: ErrHeader, ErrChecksum, io.ErrUnexpectedEOF and
-// flate.CorruptInputError. It reads ahead. It has memory that Go does not know of, and has
+// flate.CorruptInputError. It is less strict than that package in one thing: it takes
+// deflate whose codes for distances leave some of them out. It reads ahead. It has memory that Go does not know of, and has
 // to be closed.
 func NewReader(file io.Reader) (io.ReadCloser, error) {
 	r := &reader{file: bufio.NewReaderSize(file, bufferSize)}
@@ -68,8 +69,10 @@ func NewReader(file io.Reader) (io.ReadCloser, error) {
 type reader struct {
 	file   *bufio.Reader
 	header gzip.Reader // reads headers, and nothing else
-	state  *C.struct_inflate_state
-	offset int64 // in what follows the header
+	// fileErr is the error with which the file ended.
+	fileErr error
+	state   *C.struct_inflate_state
+	offset  int64 // in what follows the header
 	// between tells that a member has ended, and another may follow.
 	between bool
 	err     error
@@ -79,23 +82,28 @@ type reader struct {
 func (r *reader) Read(p []byte) (n int, err error) {
 	for n == 0 && r.err == nil && len(p) > 0 {
 		if r.between {
-			if r.err = r.header.Reset(r.file); r.err != nil {
+			if r.err = r.fileErr; r.err == nil {
+				r.err = r.header.Reset(r.file)
+			}
+			if r.err != nil {
 				break
 			}
 			C.inflate_begin(r.state)
 			r.between, r.offset = false, 0
 		}
-		_, fileErr := r.file.Peek(1)
+		if r.fileErr == nil {
+			_, r.fileErr = r.file.Peek(1) // nil while there is something in the buffer
+		}
 		if n, r.err = r.inflate(p[:min(len(p), math.MaxInt32)]); r.err != nil {
 			break
 		}
 		switch {
 		case C.inflate_finished(r.state) != 0:
 			r.between = true
-		case n == 0 && fileErr == io.EOF: // the state had nothing left, either
+		case n == 0 && r.fileErr == io.EOF: // the state had nothing left, either
 			r.err = io.ErrUnexpectedEOF
 		case n == 0:
-			r.err = fileErr
+			r.err = r.fileErr
 		}
 	}
 	if n > 0 {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 
 	"go.podman.io/storage/pkg/archive"
 	"golang.org/x/sys/unix"
@@ -83,5 +84,28 @@ func TestOnThread(t *testing.T) {
 	}
 	if now, err := os.Readlink("/proc/self/root"); err != nil || now != root {
 		t.Errorf("the root directory is %q (%v)", now, err)
+	}
+}
+
+func TestErrorsOfUntar(t *testing.T) {
+	if err := onThread(func() error { panic("a defect") }); err == nil || !strings.Contains(err.Error(), "a defect") {
+		t.Errorf("a panic is the error %v", err)
+	}
+	gone := filepath.Join(t.TempDir(), "gone")
+	if err := untar(&bytes.Buffer{}, gone, &archive.TarOptions{}); !errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrUnsuited) {
+		t.Errorf("a directory that is gone: %v", err)
+	}
+	broken := &os.PathError{Op: "read", Path: "/elsewhere/archive", Err: unix.EIO}
+	if err := untar(iotest.ErrReader(broken), t.TempDir(), &archive.TarOptions{}); !errors.Is(err, broken) || !strings.Contains(err.Error(), "read /elsewhere/archive:") {
+		t.Errorf("an archive that cannot be read: %v", err)
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: strings.Repeat("long", 100), Typeflag: tar.TypeReg, Mode: 0o600}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := untar(&b, dir, &archive.TarOptions{}); !errors.Is(err, unix.ENAMETOOLONG) || !strings.Contains(err.Error(), " "+dir+"/long") {
+		t.Errorf("a name that is too long: %v", err)
 	}
 }
