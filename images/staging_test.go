@@ -650,7 +650,7 @@ func TestNoSpaceForALayer(t *testing.T) {
 	b := open(t, insecure, func(c *Config) { c.StorageDriver, c.StorageRoot = driverOverlay, disk+"/store" })
 	e := mustFail(t, b.pullTag(t, h, "1"))
 	b.wantStaged(t, true)
-	if e.Reason != result.ReasonNoSpace || e.Class != result.ClassResource || !strings.Contains(e.Message, "of 40 MiB used") || !strings.Contains(e.Message, disk+"/store/") {
+	if e.Reason != result.ReasonNoSpace || e.Class != result.ClassResource || !strings.Contains(e.Message, "of 40 MiB used") || !strings.Contains(e.Message, "("+disk) {
 		t.Errorf("%s: %s", e.Reason, e.Message)
 	}
 	b.wantNothingStaged(t)

@@ -40,10 +40,10 @@ func untar(tar io.Reader, dir string, options *archive.TarOptions) error {
 			return err
 		}
 		err := archive.Unpack(source, "/", options)
-		if source.err == nil || !errors.Is(err, source.err) {
-			outside(err, dir)
+		if source.err != nil && errors.Is(err, source.err) {
+			return err
 		}
-		return err
+		return outside(err, dir)
 	})
 }
 
@@ -69,15 +69,23 @@ func (f *failing) Read(p []byte) (int, error) {
 }
 
 // outside makes the path in an error that of a process whose root directory is not dir.
-func outside(err error, dir string) {
+// Where there is no space, it is that of the store which matters, and not an error's.
+func outside(err error, dir string) error {
 	var path *fs.PathError
+	var link *os.LinkError
 	if errors.As(err, &path) {
+		if isFull(err) {
+			return fmt.Errorf("%s: %w", path.Path, path.Err)
+		}
 		path.Path = filepath.Join(dir, path.Path)
 	}
-	var link *os.LinkError
 	if errors.As(err, &link) {
+		if isFull(err) {
+			return fmt.Errorf("%s: %w", link.New, link.Err)
+		}
 		link.New = filepath.Join(dir, link.New)
 	}
+	return err
 }
 
 // onThread calls f on a thread that does nothing else and ends with it. It is never the
