@@ -110,6 +110,10 @@ func (b *bench) all(ctx context.Context, known []kind, letters []string, p progr
 	if err := os.MkdirAll(b.dir, 0o755); err != nil {
 		return err
 	}
+	// Images have Go files in them, which are none of the module around the directory.
+	if err := os.WriteFile(filepath.Join(b.dir, "go.mod"), []byte("module stores\n"), 0o644); err != nil {
+		return err
+	}
 	path := filepath.Join(b.dir, b.started.Format("20060102-150405")+".jsonl")
 	file, err := os.Create(path)
 	if err != nil {
