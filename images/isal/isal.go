@@ -100,7 +100,7 @@ func (r *reader) Read(p []byte) (n int, err error) {
 		switch {
 		case C.inflate_finished(r.state) != 0:
 			r.between = true
-		case n == 0 && r.fileErr == io.EOF: // the state had nothing left, either
+		case n == 0 && errors.Is(r.fileErr, io.EOF): // the state had nothing left, either
 			r.err = io.ErrUnexpectedEOF
 		case n == 0:
 			r.err = r.fileErr
