@@ -86,7 +86,7 @@ func mapped(of func(job) (script, error)) func(job) (script, error) {
 		if err != nil {
 			return s, err
 		}
-		s.Mapped = true
+		s.Mapped, s.Env = true, append(s.Env, "HOME="+j.store) // root's own is closed to it
 		own := []string{j.store}
 		for _, b := range j.builds {
 			own = append(own, b.secret, b.context)
