@@ -9,9 +9,6 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Library tells whether the functions are those of ISA-L.
-const Library = false
-
 // NewReader returns a reader of what a gzip file holds, all its members. Its errors are
 // those of package gzip. It reads ahead, and has to be closed.
 func NewReader(file io.Reader) (io.ReadCloser, error) { return gzip.NewReader(file) }

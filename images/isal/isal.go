@@ -43,17 +43,14 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Library tells whether the functions are those of ISA-L.
-const Library = true
-
 // bufferSize is what is read at once, in bytes.
 const bufferSize = 64 << 10
 
 // NewReader returns a reader of what a gzip file holds, all its members. Its errors are
 // those of package gzip: ErrHeader, ErrChecksum, io.ErrUnexpectedEOF and
 // flate.CorruptInputError. It is less strict than that package in one thing: it takes
-// deflate whose codes for distances leave some of them out. It reads ahead. It has memory that Go does not know of, and has
-// to be closed.
+// deflate whose codes for distances leave some of them out. It reads ahead. It has memory
+// that Go does not know of, and has to be closed.
 func NewReader(file io.Reader) (io.ReadCloser, error) {
 	r := &reader{file: bufio.NewReaderSize(file, bufferSize)}
 	if err := r.header.Reset(r.file); err != nil {
