@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	"go.podman.io/common/pkg/config"
 	"go.podman.io/image/v5/pkg/compression"
 	"go.podman.io/storage/pkg/archive"
+	"go.podman.io/storage/pkg/regexp"
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/images/distribution"
@@ -554,16 +554,16 @@ func (e *Engine) buildError(ctx context.Context, err error, spec BuildSpec, step
 }
 
 // wrongFormat is what buildah says of a step whose program it could not start.
-var wrongFormat = regexp.MustCompile(`(?m)^process failed to start with error: fork/exec .*: exec format error`)
+var wrongFormat = regexp.Delayed(`(?m)^process failed to start with error: fork/exec .*: exec format error`)
 
 // notStarted is what containers/storage says when a step did not begin: the copy of this
 // program that was to run it could not be sealed, since the kernel still held a page of it
 // (fcntl(2): F_SEAL_WRITE, EBUSY), which lasts moments.
-var notStarted = regexp.MustCompile(`^Close_Fd sealing memfd copy: `)
+var notStarted = regexp.Delayed(`^Close_Fd sealing memfd copy: `)
 
 // repositoryAnswer is what librepo, by which dnf and rpm-ostree fetch packages, says of
 // the answer of a repository. What they say last is only that a package is not there.
-var repositoryAnswer = regexp.MustCompile(`(?:Status code: \d{3}|Curl error \(\d+\)).*`)
+var repositoryAnswer = regexp.Delayed(`(?:Status code: \d{3}|Curl error \(\d+\)).*`)
 
 // maxInstruction is how much of an instruction a message quotes, in bytes: the cause
 // comes behind it, and is what matters.
@@ -595,13 +595,13 @@ func stepCause(err error) (cause error, atStep bool) {
 }
 
 // internals are Go structures that buildah prints into its errors.
-var internals = regexp.MustCompile(`error during bulk transfer for copier\.request\{.*\}: |committing container for step \{.*?\}: |for step \{.*?\}`)
+var internals = regexp.Delayed(`error during bulk transfer for copier\.request\{.*\}: |committing container for step \{.*?\}: |for step \{.*?\}`)
 
 // plainCause leaves out of an error what only a developer of buildah understands.
 func plainCause(text string) string { return internals.ReplaceAllString(text, "") }
 
 // quotedURL finds the URL that buildah names in the error of an ADD.
-var quotedURL = regexp.MustCompile(`"(https?://[^"]+)"`)
+var quotedURL = regexp.Delayed(`"(https?://[^"]+)"`)
 
 func hostOfURL(text string) string {
 	if m := quotedURL.FindStringSubmatch(text); m != nil {
@@ -614,7 +614,7 @@ func hostOfURL(text string) string {
 
 // missing finds the path in what buildah says of a source that is not there: of a
 // file, of a pattern (twice), of a mount. It comes from another process, as text.
-var missing = regexp.MustCompile(`(?:stat: "([^"]+)": no such file or directory|no items matching glob "([^"]+)"|globs \[([^\]]+)\] matched nothing|opening directory "([^"]+)" under .*no such file or directory)`)
+var missing = regexp.Delayed(`(?:stat: "([^"]+)": no such file or directory|no items matching glob "([^"]+)"|globs \[([^\]]+)\] matched nothing|opening directory "([^"]+)" under .*no such file or directory)`)
 
 func missingSource(text string) string {
 	m := missing.FindStringSubmatch(text)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/regexp"
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/images/distribution"
@@ -278,7 +278,7 @@ func registryCode(err error) (code string, status int) {
 
 // statusText finds the status in the errors that containers/image makes of an
 // answer it cannot parse; their type is not exported.
-var statusText = regexp.MustCompile(`(?:StatusCode: |error parsing HTTP |unexpected HTTP status: |status code |invalid response status )(\d{3})\b`)
+var statusText = regexp.Delayed(`(?:StatusCode: |error parsing HTTP |unexpected HTTP status: |status code |invalid response status )(\d{3})\b`)
 
 // httpStatus returns the status of the answer that err is about, 0 for none.
 func httpStatus(err error) int {
@@ -433,7 +433,7 @@ func statusName(status int) string {
 
 // page is the beginning of a page of HTML that containers/image quotes behind a
 // status; it tells a reader nothing that the status does not.
-var page = regexp.MustCompile(`, "\s*<(?:[^"\\]|\\.)*"`)
+var page = regexp.Delayed(`, "\s*<(?:[^"\\]|\\.)*"`)
 
 func withoutPages(text string) string { return page.ReplaceAllString(text, "") }
 
@@ -453,7 +453,7 @@ func requestHost(err error) string {
 }
 
 // address finds what a URL has beside the place: who asks, and what he may.
-var address = regexp.MustCompile(`(https?://)(?:[^/\s"'@]*@)?([^\s"'?]*)(\?[^\s"']*)?`)
+var address = regexp.Delayed(`(https?://)(?:[^/\s"'@]*@)?([^\s"'?]*)(\?[^\s"']*)?`)
 
 // oneLine makes one sentence of an error: white space is folded, what would steer a
 // terminal is left out, and so is what a URL has beside its place, where registries

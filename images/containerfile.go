@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"go.podman.io/buildah/define"
 	"go.podman.io/common/pkg/config"
 	"go.podman.io/image/v5/transports"
+	"go.podman.io/storage/pkg/regexp"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -194,7 +194,7 @@ func ParseContainerfile(path string, text []byte, args map[string]string, target
 }
 
 // longVariable is an ENV or ARG on one line with a single variable.
-var longVariable = regexp.MustCompile(`(?i)^\s*(?:ENV|ARG)\s+\w+=\S+\s*$`)
+var longVariable = regexp.Delayed(`(?i)^\s*(?:ENV|ARG)\s+\w+=\S+\s*$`)
 
 // checkLength finds the line of a variable that is too long for any program, before the
 // parser, for which that takes minutes: its time grows with the square of the length.
@@ -490,7 +490,7 @@ func requiredSecrets(node *parser.Node) (ids []string) {
 }
 
 // onlyHeredoc is a command that is nothing but a heredoc.
-var onlyHeredoc = regexp.MustCompile(`^\s*\d*<<-?\s*["']?[^\s"'<]+["']?\s*$`)
+var onlyHeredoc = regexp.Delayed(`^\s*\d*<<-?\s*["']?[^\s"'<]+["']?\s*$`)
 
 // interpreterOf returns the program that a RUN's heredoc names by #!, when the heredoc
 // is all that there is to run.

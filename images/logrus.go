@@ -6,13 +6,13 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"go.podman.io/storage/pkg/regexp"
 
 	"github.com/strata-build/strata/images/distribution"
 )
@@ -38,7 +38,7 @@ const mirrorFailed = "Accessing \""
 // has some, that its filesystem takes no extended attributes of a kind.
 const ignoredAttributes = "ignored xattrs in archive"
 
-var leavingAlone = regexp.MustCompile(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
+var leavingAlone = regexp.Delayed(`^Too many requests to (\S+): sleeping for ([0-9.]+) seconds`)
 
 // rateLimited is told of a registry that asks to be left alone; nil tells nobody.
 var rateLimited atomic.Pointer[func(*distribution.Error)]

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	"go.podman.io/storage/pkg/regexp"
 
 	"github.com/strata-build/strata/agent/result"
 )
@@ -139,7 +140,7 @@ func (t *stepTracker) prefix() string {
 
 // unresolved finds the line of an instruction whose variables cannot be resolved,
 // which buildah notices before it prints the step.
-var unresolved = regexp.MustCompile(`resolving step \{.* StartLine:(\d+) `)
+var unresolved = regexp.Delayed(`resolving step \{.* StartLine:(\d+) `)
 
 // failed returns the step at which the build was when it ended with err, nil
 // when it never came to one.
@@ -179,14 +180,14 @@ func (t *stepTracker) output(out io.Writer) *stepOutput {
 // that failed, each of them: its exit status, which is reported anyway, or the
 // signal that ended it, which is known from nowhere else. The step may have left the
 // line before without an end.
-var exitNotice = regexp.MustCompile(`(?:subprocess exited (?:with status \d+|on ([^:]+))|process exited with error: exec: not started)$`)
+var exitNotice = regexp.Delayed(`(?:subprocess exited (?:with status \d+|on ([^:]+))|process exited with error: exec: not started)$`)
 
 // stepEnd is what buildah writes after a step, behind a line that the step may
 // have left without an end.
-var stepEnd = regexp.MustCompile(`--> ([0-9a-f]{12}|Using cache [0-9a-f]{64}|Pushing cache \[.*|Cache pulled from remote .*)$`)
+var stepEnd = regexp.Delayed(`--> ([0-9a-f]{12}|Using cache [0-9a-f]{64}|Pushing cache \[.*|Cache pulled from remote .*)$`)
 
 // loggerLine is a line of a logger of buildah's own, between the output of steps.
-var loggerLine = regexp.MustCompile(`^time="[^"]*" level=(\w+) msg=("(?:[^"\\]|\\.)*"|\S+)`)
+var loggerLine = regexp.Delayed(`^time="[^"]*" level=(\w+) msg=("(?:[^"\\]|\\.)*"|\S+)`)
 
 // maxOutputLine is the length in bytes at which a line that does not end is passed
 // on.

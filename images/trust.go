@@ -95,18 +95,22 @@ func (e *Engine) trustPlaces(host string) []string {
 }
 
 // tls is the configuration for connections to a registry and to the servers that it
-// sends its clients to.
+// sends its clients to. The certificates of the system are read where others are added to
+// them: else the library reads them, once a certificate is to be checked.
 func (e *Engine) tls(host string, insecure bool) (*tls.Config, error) {
-	pool, err := x509.SystemCertPool()
-	if err != nil {
-		return nil, invalid("the certificates of the system cannot be read", err)
-	}
+	config := &tls.Config{InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // as the user says
 	for _, file := range e.authorityFiles() {
-		if text, err := os.ReadFile(file); err == nil { // one that cannot be read may not be needed
-			pool.AppendCertsFromPEM(text)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it may not be needed
 		}
+		if config.RootCAs == nil {
+			if config.RootCAs, err = x509.SystemCertPool(); err != nil {
+				return nil, invalid("the certificates of the system cannot be read", err)
+			}
+		}
+		config.RootCAs.AppendCertsFromPEM(text)
 	}
-	config := &tls.Config{RootCAs: pool, InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // as the user says
 	if dir := e.certDir(host); dir != "" {
 		if err := tlsclientconfig.SetupCertificates(dir, config); err != nil {
 			return nil, invalid("the certificates for "+host+" cannot be read", err)

@@ -3,9 +3,10 @@ package distribution
 import (
 	"context"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
+
+	"go.podman.io/storage/pkg/regexp"
 )
 
 // wish is for how long a server asked to be left alone while a request was made,
@@ -39,7 +40,7 @@ func (a answers) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // scheme finds where a challenge begins that can be answered.
-var scheme = regexp.MustCompile(`(?i)(?:^|,\s*)(bearer|basic)\s`)
+var scheme = regexp.Delayed(`(?i)(?:^|,\s*)(bearer|basic)\s`)
 
 // challenge returns of several challenges (RFC 9110, section 11.6.1) the one that can
 // be answered: that of a token server rather than one for a password.
