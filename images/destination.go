@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -129,7 +130,9 @@ func (r pushReference) takes(algorithm compression.Algorithm) bool {
 // pushDestination implements types.ImageDestination. It may put blobs at once.
 type pushDestination struct {
 	ref pushReference
-	mu  sync.Mutex // guards ref.known and ref.outcome
+	mu  sync.Mutex // guards what follows, ref.known and ref.outcome
+	// plain are digests of known layers without compression, as far as they were asked for.
+	plain map[digest.Digest]digest.Digest
 }
 
 var _ types.ImageDestination = (*pushDestination)(nil)
@@ -202,8 +205,19 @@ func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info ty
 		d.ref.known[got] = layerKind{size: size, algorithm: d.ref.algorithm}
 	}
 	d.mu.Unlock()
-	cache.RecordKnownLocation(d.ref.Transport(), d.scope(), got, d.location())
+	d.record(cache, got)
 	return types.BlobInfo{Digest: got, Size: size}, nil
+}
+
+// record enters that the repository has a blob. What is known is not entered again: that
+// would be a transaction, with all that a disk has to do for one.
+func (d *pushDestination) record(cache types.BlobInfoCache, blob digest.Digest) {
+	for _, known := range cache.CandidateLocations(d.ref.Transport(), d.scope(), blob, false) {
+		if known.Location == d.location() {
+			return
+		}
+	}
+	cache.RecordKnownLocation(d.ref.Transport(), d.scope(), blob, d.location())
 }
 
 // has tells whether the repository has a blob and returns its size, which goes into
@@ -219,14 +233,6 @@ func (d *pushDestination) has(ctx context.Context, blob digest.Digest, want int6
 
 // TryReusingBlob implements types.ImageDestination.
 func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache, canSubstitute bool) (bool, types.BlobInfo, error) {
-	size, ok, err := d.has(ctx, info.Digest, info.Size)
-	if err != nil {
-		return false, types.BlobInfo{}, err
-	}
-	if ok && !d.ref.only {
-		cache.RecordKnownLocation(d.ref.Transport(), d.scope(), info.Digest, d.location())
-		return true, types.BlobInfo{Digest: info.Digest, Size: size, MediaType: info.MediaType}, nil
-	}
 	if d.ref.relay != nil && canSubstitute {
 		if packed, kind, ok := d.ref.relay.awaitLayer(ctx, info.Digest); ok {
 			d.mu.Lock()
@@ -235,6 +241,7 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 		}
 	}
 	found := d.candidates(info.Digest, cache, canSubstitute)
+	missing := map[digest.Digest]bool{} // in the repository
 	for _, candidate := range found {
 		if d.ref.relay != nil {
 			d.ref.relay.await(ctx, candidate.Digest)
@@ -250,23 +257,28 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 			}
 			reused.Size, reused.CompressionOperation, reused.CompressionAlgorithm = kind.size, types.Compress, &kind.algorithm
 		}
-		if candidate.Digest != info.Digest || candidate.Location != d.location() {
-			if size, ok, err = d.has(ctx, candidate.Digest, reused.Size); err != nil {
-				return false, types.BlobInfo{}, err
-			}
+		var (
+			size int64
+			ok   bool
+			err  error
+		)
+		if !missing[candidate.Digest] {
+			size, ok, err = d.has(ctx, candidate.Digest, reused.Size)
+			missing[candidate.Digest] = !ok
 		}
-		if !ok && candidate.Location != d.location() {
-			if ok, err = d.mount(ctx, candidate); err != nil {
-				return false, types.BlobInfo{}, err
-			}
+		if err == nil && !ok && candidate.Location != d.location() {
+			ok, err = d.mount(ctx, candidate)
 			size = reused.Size
+		}
+		if err != nil {
+			return false, types.BlobInfo{}, err
 		}
 		if ok {
 			if reused.CompressionAlgorithm != nil {
 				d.note(*reused.CompressionAlgorithm)
 			}
 			reused.Size = size
-			cache.RecordKnownLocation(d.ref.Transport(), d.scope(), candidate.Digest, d.location())
+			d.record(cache, candidate.Digest)
 			return true, reused, nil
 		}
 	}
@@ -354,20 +366,48 @@ func (d *pushDestination) putKept(ctx context.Context, blob digest.Digest, cache
 	return d.PutBlob(ctx, sending{file, d.ref.relay}, types.BlobInfo{Digest: blob, Size: size}, cache, false)
 }
 
-// candidates lists places where the blob, or where that may be another form of it,
-// is known to be: what this process pushed first.
+// candidates lists places where the blob is, or where that may be another form of it, in
+// the order in which to ask for them: compressed layers in the repository, the blob itself
+// in it, and what other repositories have. The store knows layers without compression,
+// which a registry seldom has: to ask for these first would be an answer to wait for in vain.
 func (d *pushDestination) candidates(wanted digest.Digest, cache types.BlobInfoCache, canSubstitute bool) []types.BICReplacementCandidate {
-	var found []types.BICReplacementCandidate
+	var here, elsewhere []types.BICReplacementCandidate
 	if canSubstitute {
 		d.mu.Lock()
 		for known := range d.ref.known {
-			if known != wanted && cache.UncompressedDigest(known) == wanted {
-				found = append(found, types.BICReplacementCandidate{Digest: known, Location: d.location()})
+			if known != wanted && d.plainOf(known, cache) == wanted {
+				here = append(here, types.BICReplacementCandidate{Digest: known, Location: d.location()})
 			}
 		}
 		d.mu.Unlock()
 	}
-	return append(found, cache.CandidateLocations(d.ref.Transport(), d.scope(), wanted, canSubstitute)...)
+	for _, candidate := range cache.CandidateLocations(d.ref.Transport(), d.scope(), wanted, canSubstitute) {
+		switch {
+		case candidate.Location != d.location():
+			elsewhere = append(elsewhere, candidate)
+		case candidate.Digest != wanted && !slices.Contains(here, candidate):
+			here = append(here, candidate)
+		}
+	}
+	if !d.ref.only {
+		here = append(here, types.BICReplacementCandidate{Digest: wanted, Location: d.location()})
+	}
+	return append(here, elsewhere...)
+}
+
+// plainOf is the digest of a known layer without compression, empty when the cache does
+// not tell. The caller holds mu.
+func (d *pushDestination) plainOf(known digest.Digest, cache types.BlobInfoCache) digest.Digest {
+	plain, ok := d.plain[known]
+	if !ok {
+		if plain = cache.UncompressedDigest(known); plain != "" {
+			if d.plain == nil {
+				d.plain = map[digest.Digest]digest.Digest{}
+			}
+			d.plain[known] = plain
+		}
+	}
+	return plain
 }
 
 func (d *pushDestination) mount(ctx context.Context, candidate types.BICReplacementCandidate) (bool, error) {
@@ -425,6 +465,10 @@ func (e *Engine) knownLayers() map[digest.Digest]layerKind {
 		return known
 	}
 	for _, image := range stored {
+		// Most images of a store were built in it, and have no layer that is compressed.
+		if top, err := e.store.Layer(image.TopLayer); err == nil && top.CompressedDigest == top.UncompressedDigest {
+			continue
+		}
 		maps.Copy(known, e.layersOf(image))
 	}
 	return known

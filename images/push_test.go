@@ -1,11 +1,14 @@
 package images
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -392,5 +395,64 @@ func TestPushedGoesPastMirrors(t *testing.T) {
 	got, err := c.Pushed(t.Context(), destination(t, c.hub.host+"/os:1"), "build-1", "")
 	if err != nil || got != "" {
 		t.Errorf("%q, %v; want nothing, since only the mirror has an image of this build", got, err)
+	}
+}
+
+// TestPushOfWhatIsThere asks once for each layer, as it was pulled or pushed before, and
+// enters nothing anew that is known.
+func TestPushOfWhatIsThere(t *testing.T) {
+	j := newJourney(t)
+	j.pull(t, true)
+	file, err := j.Parse(j.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := j.Build(t.Context(), j.spec, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := func() (digest string, sent int64) {
+		t.Helper()
+		digest, sent, err := j.Push(t.Context(), id, j.destination, j.spec.Compression, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return digest, sent
+	}
+	pushed, _ := push()
+	known := filepath.Join(j.sys.BlobInfoCacheDir, "blob-info-cache-v1.sqlite")
+	before, err := os.ReadFile(known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	j.to.mu.Lock()
+	j.to.fault = func(_ http.ResponseWriter, r *http.Request) bool {
+		j.to.mu.Lock()
+		defer j.to.mu.Unlock()
+		if r.Method == http.MethodHead && strings.Contains(r.URL.Path, "/blobs/") {
+			asked = append(asked, path.Base(r.URL.Path))
+		}
+		return false
+	}
+	j.to.mu.Unlock()
+	if again, sent := push(); again != pushed || sent != 0 {
+		t.Errorf("%s was pushed with %d bytes, want %s with none", again, sent, pushed)
+	}
+	m, err := manifest.OCI1FromManifest(j.to.manifests[pushed])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{m.Config.Digest.String()}
+	for _, layer := range m.Layers {
+		want = append(want, layer.Digest.String())
+	}
+	slices.Sort(asked)
+	slices.Sort(want)
+	if !slices.Equal(asked, want) {
+		t.Errorf("asked was for %q, want %q", asked, want)
+	}
+	if after, err := os.ReadFile(known); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("%s was written (%v)", known, err)
 	}
 }
