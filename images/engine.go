@@ -125,7 +125,7 @@ func (e *Engine) open() error {
 			e.relay = &relay{engine: e, kept: keptBy(e.ledger.dir, e.ledger.name)}
 		}
 		if c.name == checkDriver {
-			e.store = &recordedStore{e.store, e.ledger, e.relay}
+			e.store = newRecordedStore(e.store, e.ledger, e.relay)
 			e.stager, e.unsuited = layers.NewStager(e.store, filepath.Join(e.ledger.dir, "turns")), layers.Suits(e.store)
 			e.sweep()
 		}

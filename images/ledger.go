@@ -256,7 +256,12 @@ func flock(f *os.File, how int) error {
 type recordedStore struct {
 	storage.Store
 	ledger *ledger
-	relay  *relay // is told of what becomes a layer; nil for nobody
+	relay  *relay        // is told of what becomes a layer; nil for nobody
+	layers layerRecords
+}
+
+func newRecordedStore(store storage.Store, l *ledger, r *relay) *recordedStore {
+	return &recordedStore{Store: store, ledger: l, relay: r, layers: layerRecords{store: store}}
 }
 
 var _ storage.Store = (*recordedStore)(nil)
@@ -271,6 +276,22 @@ func (s *recordedStore) record(id string) error {
 		return nil
 	}
 	return s.ledger.layer(id)
+}
+
+// Layer implements storage.Store.
+func (s *recordedStore) Layer(id string) (*storage.Layer, error) {
+	if layer := s.layers.layer(id); layer != nil {
+		return layer, nil
+	}
+	return s.Store.Layer(id)
+}
+
+// Shutdown implements storage.Store.
+func (s *recordedStore) Shutdown(force bool) ([]string, error) {
+	s.layers.mu.Lock()
+	s.layers.close()
+	s.layers.mu.Unlock()
+	return s.Store.Shutdown(force)
 }
 
 // CreateLayer implements storage.Store.
