@@ -296,9 +296,12 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	group := OwnMemoryGroup()
 	killed := group.Kills()
 	e.space.reset()
-	id, _, err = imagebuildah.BuildDockerfiles(pulls, e.store, options, spec.Containerfile)
+	store := &departing{Store: e.store, log: e.log}
+	e.departing = store
+	id, _, err = imagebuildah.BuildDockerfiles(pulls, store, options, spec.Containerfile)
 	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
+		store.pending.Wait() // for the space, which another attempt may need
 		var limited *distribution.Error
 		if errors.As(context.Cause(pulls), &limited) {
 			err = limited // it is why the build was given up

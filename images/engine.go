@@ -80,8 +80,9 @@ type Engine struct {
 	tmp        string
 	ledger     *ledger
 	space      *spaceWatch
-	killed     bool // an earlier build was killed and left something
-	built      bool // there is an image of this build
+	killed     bool       // an earlier build was killed and left something
+	built      bool       // there is an image of this build
+	departing  *departing // the store of the last attempt to build, nil before it
 	isolation  isolation
 	seccomp    string // the path of the profile of steps, unconfined, or empty for the built-in one
 	warned     bool   // that limits were lowered
@@ -169,6 +170,10 @@ func (e *Engine) Close() {
 	if e.stager != nil {
 		e.stager.Close()
 		e.stager = nil
+	}
+	if e.departing != nil {
+		e.departing.pending.Wait()
+		e.departing = nil
 	}
 	if e.store != nil {
 		if e.ledger != nil { // without it, as where the doctor looks on, nothing was done

@@ -256,7 +256,7 @@ func flock(f *os.File, how int) error {
 type recordedStore struct {
 	storage.Store
 	ledger *ledger
-	relay  *relay        // is told of what becomes a layer; nil for nobody
+	relay  *relay // is told of what becomes a layer; nil for nobody
 	layers layerRecords
 }
 

@@ -1,0 +1,43 @@
+package images
+
+import (
+	"log/slog"
+	"sync"
+
+	"go.podman.io/storage"
+)
+
+// departing is the store of a build, in which working containers go while the push has
+// begun: nobody waits until they are unmounted and their records are on the disk. What
+// could not be deleted is deleted when the engine is closed.
+type departing struct {
+	storage.Store
+	log *slog.Logger
+
+	turn    sync.Mutex // is held by the one that deletes
+	pending sync.WaitGroup
+}
+
+// DeleteContainer implements storage.Store, and never fails.
+func (d *departing) DeleteContainer(id string) error {
+	d.pending.Go(func() {
+		d.turn.Lock()
+		defer d.turn.Unlock()
+		if err := d.Store.DeleteContainer(id); err != nil {
+			d.log.Debug("A working container is left to the end of the build", "container", id, "error", err)
+		}
+	})
+	return nil
+}
+
+// DeleteImage implements storage.Store. An image of a container cannot be deleted.
+func (d *departing) DeleteImage(id string, commit bool) ([]string, error) {
+	d.pending.Wait()
+	return d.Store.DeleteImage(id, commit)
+}
+
+// DeleteLayer implements storage.Store. A layer of a container cannot be deleted.
+func (d *departing) DeleteLayer(id string) error {
+	d.pending.Wait()
+	return d.Store.DeleteLayer(id)
+}
