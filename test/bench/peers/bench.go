@@ -60,12 +60,11 @@ func (b *bench) run(ctx context.Context, k kind) ([]record, error) {
 			return nil, err
 		}
 	}
+	rows := slices.DeleteFunc(slices.Clone(b.rows), func(row builder) bool { return row.only != "" && row.only != k.letter })
 	var all []record
 	for round := range b.rounds {
-		for _, row := range b.rows {
-			if row.only != "" && row.only != k.letter {
-				continue
-			}
+		for i := range rows {
+			row := rows[(i+round)%len(rows)] // none is always the first
 			work := filepath.Join(b.workDir(), strings.ReplaceAll(row.name, "/", "_"))
 			t := &trial{
 				bench: b, kind: k, row: row, round: round, below: below,
