@@ -296,12 +296,12 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 	group := OwnMemoryGroup()
 	killed := group.Kills()
 	e.space.reset()
-	store := &departing{Store: e.store, log: e.log}
+	store := newDeparting(e.store, e.log)
 	e.departing = store
 	id, _, err = imagebuildah.BuildDockerfiles(pulls, store, options, spec.Containerfile)
 	signal := stdout.end(err != nil) + stderr.end(err != nil)
 	if err != nil {
-		store.pending.Wait() // for the space, which another attempt may need
+		store.wait() // for the space, which another attempt may need
 		var limited *distribution.Error
 		if errors.As(context.Cause(pulls), &limited) {
 			err = limited // it is why the build was given up
@@ -317,6 +317,9 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 		return "", e.withSpace(failed)
 	}
 	e.built = true
+	if space, err := statSpace(e.store.GraphRoot()); err != nil || space.Tight() || e.Storage() != driverOverlay {
+		store.wait() // for the space, which the push may need; without overlay, containers are whole copies
+	}
 	return id, nil
 }
 

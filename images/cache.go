@@ -233,7 +233,7 @@ func (r cacheDestinationReference) NewImageDestination(ctx context.Context, _ *t
 	c := r.use.caches
 	c.mu.Lock()
 	if c.known == nil {
-		c.known = c.engine.knownLayers()
+		c.known = c.engine.knownLayers("")
 	}
 	push := pushReference{ImageReference: r.ImageReference, known: maps.Clone(c.known), algorithm: compression.Gzip, outcome: &pushOutcome{}, relay: c.engine.relay}
 	c.mu.Unlock()

@@ -91,6 +91,10 @@ var rules = []rule{
 	}},
 	{"no space left", errnoRule(result.ClassResource, result.ReasonNoSpace, syscall.ENOSPC, syscall.EDQUOT)},
 	{"no memory left", errnoRule(result.ClassResource, result.ReasonStepOutOfMemory, syscall.ENOMEM)},
+	{"certificates of the system", func(err error, _ direction) (verdict, bool) {
+		var unread x509.SystemRootsError
+		return verdict{class: result.ClassSandbox, reason: result.ReasonSettingsInvalid}, errors.As(err, &unread)
+	}},
 	{"certificate", func(err error, _ direction) (verdict, bool) {
 		var verification *tls.CertificateVerificationError
 		var unknown x509.UnknownAuthorityError

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -691,6 +692,7 @@ func TestErrorsAsLibrariesMakeThem(t *testing.T) {
 		{"list of codes", fmt.Errorf("pushing: %w", errcode.Errors{errcode.ErrorCodeUnauthorized.WithMessage("no"), errcode.ErrorCodeDenied.WithMessage("no")}), result.ClassAuth, result.ReasonBaseImageUnauthorized, result.ReasonPushUnauthorized, 401},
 		{"list without codes", errcode.Errors{}, result.ClassTransient, result.ReasonPullFailed, result.ReasonPushFailed, 0},
 
+		{"certificates of the system", &tls.CertificateVerificationError{Err: x509.SystemRootsError{Err: os.ErrPermission}}, result.ClassSandbox, result.ReasonSettingsInvalid, result.ReasonSettingsInvalid, 0},
 		{"signature", signature.PolicyRequirementError("a signature was required"), result.ClassInput, result.ReasonSignatureRejected, result.ReasonSignatureRejected, 0},
 
 		{"refused", refused, result.ClassTransient, result.ReasonRegistryUnavailable, result.ReasonRegistryUnavailable, 0},

@@ -51,7 +51,7 @@ func TestDepartingContainers(t *testing.T) {
 		{"layer a", func(s storage.Store) error { return s.DeleteLayer("a") }},
 	} {
 		slow := &slowStore{release: make(chan struct{})}
-		store := &departing{Store: slow, log: slog.New(slog.DiscardHandler)}
+		store := newDeparting(slow, slog.New(slog.DiscardHandler))
 		for _, id := range []string{"a", "b"} {
 			if err := store.DeleteContainer(id); err != nil {
 				t.Fatal(err)
@@ -75,7 +75,7 @@ func TestDepartingContainers(t *testing.T) {
 	}
 }
 
-// TestContainersAreGoneAfterABuild: when it failed, and when the engine is closed.
+// TestContainersAreGoneAfterABuild: at once when it failed, and soon when it did not.
 func TestContainersAreGoneAfterABuild(t *testing.T) {
 	for _, tt := range []struct {
 		steps string
@@ -94,7 +94,7 @@ func TestContainersAreGoneAfterABuild(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !tt.fails {
-			s.departing.pending.Wait() // as Close does
+			s.departing.wait()
 		}
 		if left, err := s.store.Containers(); err != nil || len(left) > 0 {
 			t.Errorf("%d containers are left (%v)", len(left), err)

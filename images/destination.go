@@ -383,6 +383,7 @@ func (d *pushDestination) candidates(wanted digest.Digest, cache types.BlobInfoC
 	}
 	for _, candidate := range cache.CandidateLocations(d.ref.Transport(), d.scope(), wanted, canSubstitute) {
 		switch {
+		case candidate.Digest == wanted && canSubstitute && d.ref.only: // it is not compressed
 		case candidate.Location != d.location():
 			elsewhere = append(elsewhere, candidate)
 		case candidate.Digest != wanted && !slices.Contains(here, candidate):
@@ -457,21 +458,39 @@ func (d *pushDestination) PutSignatures(_ context.Context, signatures [][]byte, 
 func (d *pushDestination) Commit(context.Context, types.UnparsedImage) error { return nil }
 
 // knownLayers collects the compressed layers that the manifests of images in the
-// store name: base images, as they were pulled.
-func (e *Engine) knownLayers() map[digest.Digest]layerKind {
+// store name: base images, as they were pulled. Of an image in the store, those count that
+// it is based on, empty for any: there may be many others.
+func (e *Engine) knownLayers(id string) map[digest.Digest]layerKind {
 	known := map[digest.Digest]layerKind{}
 	stored, err := e.store.Images()
 	if err != nil {
 		return known
 	}
+	layers := e.chain(id)
 	for _, image := range stored {
-		// Most images of a store were built in it, and have no layer that is compressed.
-		if top, err := e.store.Layer(image.TopLayer); err == nil && top.CompressedDigest == top.UncompressedDigest {
-			continue
+		if layers == nil || slices.ContainsFunc(append(image.MappedTopLayers, image.TopLayer), func(top string) bool { return layers[top] }) {
+			maps.Copy(known, e.layersOf(image))
 		}
-		maps.Copy(known, e.layersOf(image))
 	}
 	return known
+}
+
+// chain is the set of the layers of an image, nil where that is not known.
+func (e *Engine) chain(id string) map[string]bool {
+	image, err := e.store.Image(id)
+	if err != nil {
+		return nil
+	}
+	layers := map[string]bool{}
+	for at := image.TopLayer; at != ""; {
+		layer, err := e.store.Layer(at)
+		if err != nil {
+			return nil
+		}
+		layers[at] = true
+		at = layer.Parent
+	}
+	return layers
 }
 
 // layersOf collects the compressed layers that the manifests of an image in the store

@@ -172,7 +172,7 @@ func (e *Engine) Close() {
 		e.stager = nil
 	}
 	if e.departing != nil {
-		e.departing.pending.Wait()
+		e.departing.wait()
 		e.departing = nil
 	}
 	if e.store != nil {

@@ -70,6 +70,9 @@ func (r *layerRecords) layer(id string) *storage.Layer {
 // any.
 func (r *layerRecords) current() bool {
 	if r.locks == nil {
+		if r.store.ImageStore() != "" { // which may be somebody else's root, with another file that is locked
+			return false
+		}
 		if r.open(); r.locks == nil {
 			return false
 		}

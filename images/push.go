@@ -199,7 +199,7 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		}
 		defer client.Close()
 		if d.known == nil {
-			d.known = e.knownLayers()
+			d.known = e.knownLayers(id)
 		}
 		e.relay.handOver(meter.progress)
 		defer e.relay.handOver(nil)

@@ -49,6 +49,9 @@ func (h *hub) addLayersOfTypes(t *testing.T, tag string, mediaTypes ...string) i
 			t.Fatal(err)
 		}
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, digest.FromBytes(layer.Bytes()))
+		if mediaType == imgspecv1.MediaTypeImageLayer {
+			packed = layer
+		}
 		m.Layers = append(m.Layers, h.addBlob(mediaType, packed.Bytes()))
 	}
 	m.Config = h.addBlob(imgspecv1.MediaTypeImageConfig, encode(t, config))
@@ -189,6 +192,19 @@ func TestLayersArePassedOnAsTheyWerePulled(t *testing.T) {
 				t.Errorf("what was kept is left: %v", err)
 			}
 		})
+	}
+}
+
+// TestLayersBelowOneWithoutCompression are passed on like others.
+func TestLayersBelowOneWithoutCompression(t *testing.T) {
+	j := newJourney(t, imgspecv1.MediaTypeImageLayerGzip, imgspecv1.MediaTypeImageLayer)
+	j.pull(t, false)
+	m, _ := j.finish(t)
+	if len(m.Layers) != 3 || m.Layers[0].Digest != j.base.Layers[0].Digest {
+		t.Errorf("the layers are %+v, want the first as it was pulled, %s", m.Layers, j.base.Layers[0].Digest)
+	}
+	if !j.to.has(j.base.Layers[0].Digest) {
+		t.Error("it was not sent")
 	}
 }
 
