@@ -208,6 +208,20 @@ func TestLayersBelowOneWithoutCompression(t *testing.T) {
 	}
 }
 
+// TestCompressionThatIsDemanded is that of a layer, too, which the registry has without any.
+func TestCompressionThatIsDemanded(t *testing.T) {
+	j := newJourney(t, imgspecv1.MediaTypeImageLayer)
+	j.to, j.destination = j.from, destination(t, j.from.host+"/os/layered:1")
+	j.spec.Compression = Compression{Format: "zstd"}
+	j.pull(t, true)
+	m, _ := j.finish(t)
+	for i, layer := range m.Layers {
+		if layer.MediaType != imgspecv1.MediaTypeImageLayerZstd {
+			t.Errorf("layer %d is %s, want zstd", i, layer.MediaType)
+		}
+	}
+}
+
 // TestLayersThatAreNotWantedAsTheyAre are not kept.
 func TestLayersThatAreNotWantedAsTheyAre(t *testing.T) {
 	for name, tt := range map[string]struct {
