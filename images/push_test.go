@@ -403,14 +403,7 @@ func TestPushedGoesPastMirrors(t *testing.T) {
 func TestPushOfWhatIsThere(t *testing.T) {
 	j := newJourney(t)
 	j.pull(t, true)
-	file, err := j.Parse(j.spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := j.Build(t.Context(), j.spec, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := j.build(t)
 	push := func() (digest string, sent int64) {
 		t.Helper()
 		digest, sent, err := j.Push(t.Context(), id, j.destination, j.spec.Compression, "")

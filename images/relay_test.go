@@ -100,8 +100,8 @@ func (j *journey) pull(t *testing.T, early bool) {
 	}
 }
 
-// finish builds and pushes, and returns the manifest that was pushed.
-func (j *journey) finish(t *testing.T) (m *manifest.OCI1, sent int64) {
+// build builds, and returns the id of the image.
+func (j *journey) build(t *testing.T) string {
 	t.Helper()
 	file, err := j.Parse(j.spec)
 	if err != nil {
@@ -111,7 +111,13 @@ func (j *journey) finish(t *testing.T) (m *manifest.OCI1, sent int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, sent, err := j.Push(t.Context(), id, j.destination, j.spec.Compression, "")
+	return id
+}
+
+// finish builds and pushes, and returns the manifest that was pushed.
+func (j *journey) finish(t *testing.T) (m *manifest.OCI1, sent int64) {
+	t.Helper()
+	d, sent, err := j.Push(t.Context(), j.build(t), j.destination, j.spec.Compression, "")
 	if err != nil {
 		t.Fatal(err)
 	}
