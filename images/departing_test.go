@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"go.podman.io/storage"
 )
@@ -60,8 +61,13 @@ func TestDepartingContainers(t *testing.T) {
 		if slow.asked != nil {
 			t.Errorf("%q were done at once", slow.asked)
 		}
-		ended := make(chan error)
+		ended := make(chan error, 1)
 		go func() { ended <- tt.then(store) }()
+		select {
+		case <-ended:
+			t.Fatalf("%s did not wait", tt.name)
+		case <-time.After(100 * time.Millisecond): // more than one that does not wait takes
+		}
 		close(slow.release)
 		if err := <-ended; err != nil {
 			t.Fatal(err)

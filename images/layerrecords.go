@@ -2,6 +2,8 @@ package images
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -81,7 +83,11 @@ func (r *layerRecords) current() bool {
 	seen := make([][]byte, len(r.locks))
 	for i, lock := range r.locks {
 		buffer := make([]byte, lockContent)
-		n, _ := lock.ReadAt(buffer, 0) // a file that is shorter ends it
+		n, err := lock.ReadAt(buffer, 0)
+		if err != nil && !errors.Is(err, io.EOF) { // at which it ends, since it is shorter
+			r.seen = nil
+			return false
+		}
 		seen[i] = buffer[:n]
 		same = same && bytes.Equal(seen[i], r.seen[i])
 	}
