@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -99,6 +100,9 @@ type pushReference struct {
 	outcome    *pushOutcome
 	// relay has layers as they were pulled; nil has none.
 	relay *relay
+	// config is that of the image, which is sent while layers are asked for; nil is sent
+	// when its turn comes.
+	config *earlyConfig
 }
 
 // pushOutcome is what a copy does not tell of a push.
@@ -183,6 +187,13 @@ func (d *pushDestination) location() types.BICLocationReference {
 // PutBlob implements types.ImageDestination.
 func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info types.BlobInfo, cache types.BlobInfoCache, isConfig bool) (types.BlobInfo, error) {
 	if info.Digest != "" && isConfig { // for a layer the copy has asked already
+		if sent, ok := d.ref.config.wait(info.Digest); ok {
+			d.mu.Lock()
+			d.ref.outcome.sent += sent
+			d.mu.Unlock()
+			d.record(cache, info.Digest)
+			return info, nil
+		}
 		if size, ok, err := d.has(ctx, info.Digest, info.Size); err == nil && ok {
 			return types.BlobInfo{Digest: info.Digest, Size: size}, nil
 		}
@@ -247,22 +258,24 @@ func (d *pushDestination) TryReusingBlob(ctx context.Context, info types.BlobInf
 			d.ref.relay.await(ctx, candidate.Digest)
 		}
 		reused := types.BlobInfo{Digest: candidate.Digest, Size: info.Size, MediaType: info.MediaType}
+		seen := false // in the repository, just now
 		if candidate.Digest != info.Digest {
-			kind, known, err := d.kind(ctx, candidate)
+			kind, there, known, err := d.kind(ctx, candidate)
 			if err != nil {
 				return false, types.BlobInfo{}, err
 			}
 			if !known || !d.ref.takes(kind.algorithm) {
 				continue
 			}
+			seen = there
 			reused.Size, reused.CompressionOperation, reused.CompressionAlgorithm = kind.size, types.Compress, &kind.algorithm
 		}
 		var (
-			size int64
-			ok   bool
+			size = reused.Size
+			ok   = seen
 			err  error
 		)
-		if !missing[candidate.Digest] {
+		if !seen && !missing[candidate.Digest] {
 			size, ok, err = d.has(ctx, candidate.Digest, reused.Size)
 			missing[candidate.Digest] = !ok
 		}
@@ -323,38 +336,52 @@ func (d *pushDestination) note(algorithm compression.Algorithm) {
 }
 
 // kind tells what a compressed layer is, ok is false where that is not known. One that an
-// earlier build sent, of which no manifest in the store tells, is looked at where it is.
-func (d *pushDestination) kind(ctx context.Context, candidate types.BICReplacementCandidate) (kind layerKind, ok bool, err error) {
+// earlier build sent, of which no manifest in the store tells, is looked at where it is:
+// there tells that the repository has it.
+func (d *pushDestination) kind(ctx context.Context, candidate types.BICReplacementCandidate) (kind layerKind, there, ok bool, err error) {
 	d.mu.Lock()
 	kind, ok = d.ref.known[candidate.Digest]
 	d.mu.Unlock()
 	if ok {
-		return kind, true, nil
+		return kind, false, true, nil
 	}
-	size, there, err := d.has(ctx, candidate.Digest, -1)
+	kind, there, ok, err = d.look(ctx, candidate.Digest)
 	if err == nil && !there && candidate.Location != d.location() {
 		if there, err = d.mount(ctx, candidate); err == nil && there {
-			size, there, err = d.has(ctx, candidate.Digest, -1)
+			kind, there, ok, err = d.look(ctx, candidate.Digest)
 		}
 	}
-	if err != nil || !there {
-		return layerKind{}, false, err
+	if err != nil || !there || !ok {
+		return layerKind{}, false, false, err
 	}
-	blob, _, err := d.ref.client.Blob(ctx, candidate.Digest)
-	if err != nil {
-		return layerKind{}, false, nil // it is sent again
-	}
-	defer blob.Close()
-	algorithm, _, _, err := compression.DetectCompressionFormat(blob)
-	if name := algorithm.Name(); err != nil || name != compression.Gzip.Name() && name != compression.Zstd.Name() {
-		return layerKind{}, false, nil
-	}
-	kind = layerKind{size: size, algorithm: algorithm}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ref.known[candidate.Digest] = kind
-	return kind, true, nil
+	return kind, true, true, nil
 }
+
+// look asks the repository for the first bytes of a compressed layer. there tells whether
+// it has the layer; ok whether it could be seen how that is compressed.
+func (d *pushDestination) look(ctx context.Context, blob digest.Digest) (kind layerKind, there, ok bool, err error) {
+	start, size, there, err := d.ref.client.BlobStart(ctx, blob, magicBytes)
+	var refused *distribution.Error
+	if errors.As(err, &refused) && refused.Status/100 == 4 && refused.Status != http.StatusUnauthorized &&
+		refused.Status != http.StatusTooManyRequests && refused.RetryAfter == 0 {
+		return layerKind{}, false, false, nil // such as to those who may not read: it is sent again
+	}
+	if err != nil || !there || size < 0 {
+		return layerKind{}, there, false, err
+	}
+	algorithm, _, _, err := compression.DetectCompressionFormat(bytes.NewReader(start))
+	if name := algorithm.Name(); err != nil || name != compression.Gzip.Name() && name != compression.Zstd.Name() {
+		return layerKind{}, true, false, nil //nolint:nilerr // what cannot be told apart is sent again
+	}
+	return layerKind{size: size, algorithm: algorithm}, true, true, nil
+}
+
+// magicBytes is how many bytes tell how a layer is compressed: more than any of the
+// signatures that containers/image knows has (pkg/compression).
+const magicBytes = 16
 
 // putKept sends a blob that is kept. The error is fs.ErrNotExist when it is not.
 func (d *pushDestination) putKept(ctx context.Context, blob digest.Digest, cache types.BlobInfoCache) (types.BlobInfo, error) {

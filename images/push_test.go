@@ -423,15 +423,12 @@ func TestPushOfWhatIsThere(t *testing.T) {
 	j.to.fault = func(_ http.ResponseWriter, r *http.Request) bool {
 		j.to.mu.Lock()
 		defer j.to.mu.Unlock()
-		if r.Method == http.MethodHead && strings.Contains(r.URL.Path, "/blobs/") {
+		if strings.Contains(r.URL.Path, "/blobs/") {
 			asked = append(asked, path.Base(r.URL.Path))
 		}
 		return false
 	}
 	j.to.mu.Unlock()
-	if again, sent := push(); again != pushed || sent != 0 {
-		t.Errorf("%s was pushed with %d bytes, want %s with none", again, sent, pushed)
-	}
 	m, err := manifest.OCI1FromManifest(j.to.manifests[pushed])
 	if err != nil {
 		t.Fatal(err)
@@ -440,10 +437,17 @@ func TestPushOfWhatIsThere(t *testing.T) {
 	for _, layer := range m.Layers {
 		want = append(want, layer.Digest.String())
 	}
-	slices.Sort(asked)
 	slices.Sort(want)
-	if !slices.Equal(asked, want) {
-		t.Errorf("asked was for %q, want %q", asked, want)
+	for _, who := range []string{"the next attempt", "the next build, which has to see how layers of steps are compressed"} {
+		asked = nil
+		if again, sent := push(); again != pushed || sent != 0 {
+			t.Errorf("%s: %s was pushed with %d bytes, want %s with none", who, again, sent, pushed)
+		}
+		slices.Sort(asked)
+		if !slices.Equal(asked, want) {
+			t.Errorf("%s: asked was for %q, want %q", who, asked, want)
+		}
+		j.destination.known = nil
 	}
 	if after, err := os.ReadFile(known); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("%s was written (%v)", known, err)

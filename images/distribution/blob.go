@@ -33,6 +33,35 @@ func (c *Client) Blob(ctx context.Context, d digest.Digest) (io.ReadCloser, int6
 	return &download{client: c, ctx: ctx, target: target, body: resp.Body, size: resp.ContentLength}, resp.ContentLength, nil
 }
 
+// BlobStart returns the first n bytes of a blob, or all of one that is smaller, and its
+// size in bytes, -1 when that is not known. ok is false when the repository does not have
+// the blob.
+func (c *Client) BlobStart(ctx context.Context, d digest.Digest, n int) (start []byte, size int64, ok bool, err error) {
+	header := http.Header{"Range": {fmt.Sprintf("bytes=0-%d", n-1)}, "Accept-Encoding": {asItIs}}
+	resp, err := c.do(ctx, http.MethodGet, c.url("/blobs/"+d.String()), header, nil, 0, http.StatusOK, http.StatusPartialContent, http.StatusNotFound)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	defer resp.Body.Close()
+	size = resp.ContentLength
+	switch resp.StatusCode {
+	case http.StatusNotFound:
+		return nil, 0, false, nil
+	case http.StatusPartialContent:
+		var first, last int64
+		if _, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d/%d", &first, &last, &size); err != nil {
+			size = -1 // as RFC 9110 has it, in section 14.4: the whole may be unknown
+		}
+		if first != 0 {
+			return nil, 0, false, fmt.Errorf("%s was asked for the start of a blob and answered with %q", c.options.Host, resp.Header.Get("Content-Range"))
+		}
+	}
+	if start, err = io.ReadAll(io.LimitReader(resp.Body, int64(n))); err != nil {
+		return nil, 0, false, fmt.Errorf("reading the start of a blob from %s: %w", c.options.Host, err)
+	}
+	return start, size, true, nil
+}
+
 // download is a blob that is read.
 type download struct {
 	client *Client

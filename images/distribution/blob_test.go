@@ -169,3 +169,49 @@ func TestBlobThatIsDeclaredToBeEncoded(t *testing.T) {
 		t.Errorf("asked %q", s.asked)
 	}
 }
+
+// TestBlobStart is of registries that answer for a part of a blob, or with all of it.
+func TestBlobStart(t *testing.T) {
+	content := []byte("0123456789")
+	for name, tt := range map[string]struct {
+		status int
+		header http.Header
+		body   []byte
+		want   string
+		size   int64
+		ok     bool
+		fails  string
+	}{
+		"a part":                   {206, http.Header{"Content-Range": {"bytes 0-3/10"}}, content[:4], "0123", 10, true, ""},
+		"a part of an unknown":     {206, http.Header{"Content-Range": {"bytes 0-3/*"}}, content[:4], "0123", -1, true, ""},
+		"a part without its place": {206, nil, content[:4], "0123", -1, true, ""},
+		"another part":             {206, http.Header{"Content-Range": {"bytes 2-5/10"}}, content[2:6], "", 0, false, "bytes 2-5/10"},
+		"everything":               {200, nil, content, "0123", 10, true, ""},
+		"less than was asked for":  {200, nil, content[:2], "01", 2, true, ""},
+		"nothing":                  {404, nil, nil, "", 0, false, ""},
+		"a refusal":                {403, nil, nil, "", 0, false, "403"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := connect(t, server(t, func(w http.ResponseWriter, r *http.Request) {
+				if !strings.Contains(r.URL.Path, "/blobs/") {
+					return
+				}
+				if asked := r.Header.Get("Range"); r.Method != http.MethodGet || asked != "bytes=0-3" {
+					t.Errorf("%s with the range %q", r.Method, asked)
+				}
+				for name, values := range tt.header {
+					w.Header()[name] = values
+				}
+				w.WriteHeader(tt.status)
+				_, _ = w.Write(tt.body)
+			}), nil)
+			start, size, ok, err := client.BlobStart(t.Context(), digest.FromBytes(content), 4)
+			if string(start) != tt.want || size != tt.size || ok != tt.ok || (err == nil) != (tt.fails == "") {
+				t.Errorf("%q, size %d, %v, error %v; want %q, %d, %v, error %q", start, size, ok, err, tt.want, tt.size, tt.ok, tt.fails)
+			}
+			if err != nil && !strings.Contains(err.Error(), tt.fails) {
+				t.Errorf("the error is %v, want %q in it", err, tt.fails)
+			}
+		})
+	}
+}

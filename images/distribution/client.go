@@ -58,6 +58,11 @@ type Client struct {
 	sent    atomic.Int64
 }
 
+// idleConnections is how many connections are kept for the requests to come: of the blobs
+// of an image, six are asked for at once (Engine.ImageParallelCopies in containers.conf(5)),
+// and Go's two would have the others connect anew each time.
+const idleConnections = 8
+
 // uploaded are the statuses that say that something was taken: each has its own in
 // the specification, but registries differ.
 var uploaded = []int{http.StatusOK, http.StatusCreated, http.StatusAccepted, http.StatusNoContent}
@@ -72,6 +77,7 @@ func Connect(ctx context.Context, o Options) (*Client, error) {
 	transport.TLSClientConfig = o.TLS
 	transport.Proxy = o.Proxy
 	transport.OnProxyConnectResponse = refusedByProxy
+	transport.MaxIdleConnsPerHost = idleConnections
 	transport.DialContext = (&net.Dialer{Timeout: dialTime, Control: sendSteadily}).DialContext
 	c := &Client{options: o}
 	c.auth = &auth.Client{
