@@ -100,9 +100,6 @@ type pushReference struct {
 	outcome    *pushOutcome
 	// relay has layers as they were pulled; nil has none.
 	relay *relay
-	// config is that of the image, which is sent while layers are asked for; nil is sent
-	// when its turn comes.
-	config *earlyConfig
 }
 
 // pushOutcome is what a copy does not tell of a push.
@@ -187,13 +184,6 @@ func (d *pushDestination) location() types.BICLocationReference {
 // PutBlob implements types.ImageDestination.
 func (d *pushDestination) PutBlob(ctx context.Context, stream io.Reader, info types.BlobInfo, cache types.BlobInfoCache, isConfig bool) (types.BlobInfo, error) {
 	if info.Digest != "" && isConfig { // for a layer the copy has asked already
-		if sent, ok := d.ref.config.wait(info.Digest); ok {
-			d.mu.Lock()
-			d.ref.outcome.sent += sent
-			d.mu.Unlock()
-			d.record(cache, info.Digest)
-			return info, nil
-		}
 		if size, ok, err := d.has(ctx, info.Digest, info.Size); err == nil && ok {
 			return types.BlobInfo{Digest: info.Digest, Size: size}, nil
 		}

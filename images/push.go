@@ -207,8 +207,6 @@ func (e *Engine) Push(ctx context.Context, id string, d *Destination, c Compress
 		if sys.CompressionFormat != nil {
 			push.algorithm, push.only = *sys.CompressionFormat, true
 		}
-		push.config = e.sendConfig(meter.ctx, id, client)
-		defer push.config.close()
 		target = push
 	}
 	if conf, err := config.Default(); err == nil {
