@@ -354,10 +354,10 @@ func (d *pushDestination) kind(ctx context.Context, candidate types.BICReplaceme
 // it has the layer; ok whether it could be seen how that is compressed.
 func (d *pushDestination) look(ctx context.Context, blob digest.Digest) (kind layerKind, there, ok bool, err error) {
 	start, size, there, err := d.ref.client.BlobStart(ctx, blob, magicBytes)
-	var refused *distribution.Error
-	if errors.As(err, &refused) && refused.Status/100 == 4 && refused.Status != http.StatusUnauthorized &&
-		refused.Status != http.StatusTooManyRequests && refused.RetryAfter == 0 {
-		return layerKind{}, false, false, nil // such as to those who may not read: it is sent again
+	if err != nil && ctx.Err() == nil && !wantsRest(err) {
+		// Those who push need not be let read, nor get at the store that a registry sends
+		// readers to: the layer is sent again, and what is wrong beyond that is seen then.
+		return layerKind{}, false, false, nil
 	}
 	if err != nil || !there || size < 0 {
 		return layerKind{}, there, false, err
@@ -435,10 +435,16 @@ func (d *pushDestination) mount(ctx context.Context, candidate types.BICReplacem
 	}
 	ok, err := d.ref.client.Mount(ctx, candidate.Digest, reference.Path(from))
 	var refused *distribution.Error
-	if errors.As(err, &refused) && refused.Status != http.StatusTooManyRequests && refused.RetryAfter == 0 {
+	if errors.As(err, &refused) && !wantsRest(err) {
 		return false, nil // the blob is sent instead
 	}
 	return ok, err
+}
+
+// wantsRest tells whether a registry asks to be left alone for a while.
+func wantsRest(err error) bool {
+	var answer *distribution.Error
+	return errors.As(err, &answer) && (answer.Status == http.StatusTooManyRequests || answer.RetryAfter > 0)
 }
 
 // PutManifest implements types.ImageDestination.

@@ -447,9 +447,41 @@ func TestPushOfWhatIsThere(t *testing.T) {
 		if !slices.Equal(asked, want) {
 			t.Errorf("%s: asked was for %q, want %q", who, asked, want)
 		}
-		j.destination.known = nil
+		j.anew()
 	}
 	if after, err := os.ReadFile(known); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("%s was written (%v)", known, err)
+	}
+}
+
+// TestLayersThatMayNotBeRead are sent again by another build, which cannot see how they
+// are compressed. A registry that wants to be left alone is.
+func TestLayersThatMayNotBeRead(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer http.HandlerFunc
+		fails  bool
+	}{
+		"reading is forbidden": {answer(http.StatusForbidden, "text/plain", ""), false},
+		"reading fails":        {answer(http.StatusBadGateway, "text/plain", ""), false},
+		"the connection ends":  {hangUp, false},
+		"too many requests":    {answer(http.StatusTooManyRequests, "text/plain", ""), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJourney(t)
+			j.pull(t, true)
+			id := j.build(t)
+			pushed, _, err := j.Push(t.Context(), id, j.destination, j.spec.Compression, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			j.anew()
+			j.to.failing(http.MethodGet, "/blobs/", tt.answer)
+			again, sent, err := j.Push(t.Context(), id, j.destination, j.spec.Compression, "")
+			if tt.fails {
+				wantFailure(t, err, result.ClassTransient, result.ReasonRateLimited, "429")
+			} else if err != nil || again != pushed || sent == 0 {
+				t.Errorf("%s was pushed with %d bytes, error %v; want %s and the layer of the step", again, sent, err, pushed)
+			}
+		})
 	}
 }

@@ -130,6 +130,16 @@ func (j *journey) finish(t *testing.T) (m *manifest.OCI1, sent int64) {
 	return m, sent
 }
 
+// anew forgets what this process knows of layers at the destination, as another would not
+// know it.
+func (j *journey) anew() {
+	j.destination.known = nil
+	if j.relay.early != nil {
+		j.relay.early.close()
+		j.relay.early = nil
+	}
+}
+
 // wantPassed checks that the layers of the base are those that were pulled.
 func (j *journey) wantPassed(t *testing.T, m *manifest.OCI1) {
 	t.Helper()

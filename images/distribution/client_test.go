@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -342,6 +343,48 @@ func TestLocationOfTheRegistryItself(t *testing.T) {
 		resp := &http.Response{Header: http.Header{"Location": {tt.location}}, Request: &http.Request{URL: base}}
 		if got, err := c.location(resp); err != nil || got.String() != tt.want {
 			t.Errorf("from %s to %s: %v, error %v; want %s", tt.base, tt.location, got, err, tt.want)
+		}
+	}
+}
+
+// TestConnectionsAreKept has requests that are made at once, twice: the second time they
+// find the connections of the first.
+func TestConnectionsAreKept(t *testing.T) {
+	const atOnce = 6
+	var opened atomic.Int32
+	all := make(chan struct{}) // is closed when all are there
+	var waiting atomic.Int32
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") && waiting.Add(1) == atOnce {
+			close(all)
+		}
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			<-all
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	c := connect(t, s.Listener.Addr().String(), nil)
+	for round := range 2 {
+		before := opened.Load()
+		waiting.Store(0)
+		all = make(chan struct{})
+		var asked sync.WaitGroup
+		for range atOnce {
+			asked.Go(func() {
+				if _, _, err := c.HasBlob(t.Context(), digest.FromString("x")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		asked.Wait()
+		if n := opened.Load() - before; round > 0 && n > 0 {
+			t.Errorf("%d connections were opened, want those that there were", n)
 		}
 	}
 }
