@@ -138,6 +138,8 @@ func (p programs) buildkit(j job) (script, error) {
 	}
 	s := script{
 		Store: j.store,
+		// It builds only where a runc is found in PATH, whatever binary it is told to use.
+		Env: []string{"PATH=" + filepath.Dir(p.runc) + string(filepath.ListSeparator) + os.Getenv("PATH")},
 		Daemon: []string{
 			filepath.Join(p.peers, "buildkitd"), "--config", config, "--root", filepath.Join(j.store, "root"), "--addr", address,
 			"--containerd-worker=false", "--oci-worker-snapshotter=overlayfs", "--oci-worker-net=host", "--oci-worker-binary=" + p.runc,
