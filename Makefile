@@ -27,7 +27,7 @@ CLUSTER_PACKAGES := iproute2 openssl
 # Kinds of OpenShift that it knows, as a cluster with its own control plane has them.
 CRDS := machineosconfigs machineosbuilds machineconfigs machineconfigpools-SelfManagedHA controllerconfigs-Default
 # Packages whose tests are quick to compile with the race detector.
-RACE := ./retry/... ./agent/result/... ./test/registry/... ./test/bases/...
+RACE := ./retry/... ./agent/result/... ./images/standby ./test/registry/... ./test/bases/...
 
 # Pages of docs/ that `agent docs` and `controller docs` print.
 PAGES            := contract troubleshooting

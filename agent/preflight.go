@@ -19,6 +19,7 @@ const preflightTime = 10 * time.Second
 // here, as the first and last attempt of the phase in which it would have failed.
 func (b *build) preflight(ctx context.Context) error {
 	if file, err := b.engine.Parse(b.settings.BuildSpec); err == nil {
+		b.engine.StandBy(file)
 		if err := b.finding(ctx, result.Build, b.engine.CheckFiles(b.settings.BuildSpec, file)); err != nil {
 			return err
 		}

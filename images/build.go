@@ -261,6 +261,8 @@ func (e *Engine) CheckFiles(spec BuildSpec, file *Containerfile) error {
 // Build makes one attempt to build the image and returns its id in the store.
 // With layers, steps that an earlier attempt finished are not run again.
 func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile) (id string, err error) {
+	e.StandBy(file)
+	defer e.standDown()
 	lines := e.config.Output.Lines()
 	defer lines.Close()
 	steps := newStepTracker(file, lines)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/strata-build/strata/agent/result"
 	"github.com/strata-build/strata/images/layers"
+	"github.com/strata-build/strata/images/standby"
 )
 
 // Config is what an Engine needs to know of its surroundings.
@@ -91,7 +92,8 @@ type Engine struct {
 	authCopies map[string]authCopy
 	parsed     parsed // the Containerfile as it was last read
 	caches     *caches
-	relay      *relay // nil where the doctor looks on
+	standby    *standby.Pool // nil where nothing stands by
+	relay      *relay        // nil where the doctor looks on
 	stager     *layers.Stager
 	unsuited   error           // why layers are not staged in this store, nil where they are
 	unstaged   map[string]bool // why layers were unpacked by containers/image, as far as it was said
@@ -154,6 +156,7 @@ func (e *Engine) TempDir() string { return e.tmp }
 
 // Close releases the store and removes temporary files. It may be called twice.
 func (e *Engine) Close() {
+	e.standDown()
 	if e.space != nil {
 		e.space.stop()
 		e.space = nil

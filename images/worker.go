@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/strata-build/strata/agent/result"
+	_ "github.com/strata-build/strata/images/prefault" // for its effect on each process
+	"github.com/strata-build/strata/images/standby"
 )
 
 // The kinds of user namespace in which a build can run; the words of
@@ -33,6 +35,9 @@ func PrivateMounts() error {
 // namespace), and tells whether it did. A main function calls it first and returns
 // when it is true.
 func Reexec() bool {
+	if standby.Serve(func() { buildah.InitReexec() }) {
+		return true
+	}
 	if strings.HasPrefix(os.Args[0], stepHelper) {
 		offerToOOMKiller()
 	}

@@ -29,7 +29,7 @@ type wall struct {
 var walls = []wall{
 	{room: "agent/result"},
 	{room: "retry", allowed: []string{"github.com/avast/retry-go/v4"}},
-	{room: "images", allowed: []string{module + "/agent/result", module + "/images/isal", "..."}},
+	{room: "images", allowed: []string{module + "/agent/result", module + "/images/isal", module + "/images/prefault", module + "/images/standby", "..."}},
 	{room: "agent", allowed: []string{
 		module + "/agent/result", module + "/images", module + "/retry",
 		"github.com/spf13/pflag", "golang.org/x/sys/unix", "golang.org/x/term",

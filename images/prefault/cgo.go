@@ -1,0 +1,5 @@
+//go:build cgo
+
+package prefault
+
+import "C" // for prefault.c

@@ -1,0 +1,5 @@
+//go:build cgo
+
+package standby
+
+import "C" // for handover.c
