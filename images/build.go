@@ -261,8 +261,7 @@ func (e *Engine) CheckFiles(spec BuildSpec, file *Containerfile) error {
 // Build makes one attempt to build the image and returns its id in the store.
 // With layers, steps that an earlier attempt finished are not run again.
 func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile) (id string, err error) {
-	e.StandBy(file)
-	defer e.standDown()
+	e.standByBoth(file)
 	lines := e.config.Output.Lines()
 	defer lines.Close()
 	steps := newStepTracker(file, lines)
@@ -319,6 +318,9 @@ func (e *Engine) Build(ctx context.Context, spec BuildSpec, file *Containerfile)
 		return "", e.withSpace(failed)
 	}
 	e.built = true
+	if e.standby != nil {
+		e.standby.End()
+	}
 	if space, err := statSpace(e.store.GraphRoot()); err != nil || space.Tight() || e.Storage() != driverOverlay {
 		store.wait() // for the space, which the push may need; without overlay, containers are whole copies
 	}

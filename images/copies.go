@@ -6,27 +6,30 @@ import (
 	"github.com/strata-build/strata/images/standby"
 )
 
-// copiers is how many processes buildah has at work at once for a COPY or ADD: one that
-// reads and one that writes.
-const copiers = 2
-
-// StandBy has the processes ready that the copies of a Containerfile need, until it has
-// been built. It may be called twice.
+// StandBy has a process ready that does the work of those that buildah starts for the
+// copies of a Containerfile, until it has been built. It may be called twice.
 func (e *Engine) StandBy(file *Containerfile) {
 	if e.standby != nil || !file.copies() {
 		return
 	}
 	var err error
-	if e.standby, err = standby.Start(e.tmp, copiers); err != nil {
-		e.log.Debug("Each copy starts its processes itself", "reason", err)
+	e.standby, err = standby.Start(e.tmp)
+	e.sayStandby(err)
+}
+
+// standByBoth has a second one ready: one reads what the other one writes. It is started
+// when the first one has been, most often, since two take each other's time.
+func (e *Engine) standByBoth(file *Containerfile) {
+	e.StandBy(file)
+	if e.standby != nil && !e.both {
+		e.both = true
+		e.sayStandby(e.standby.Add())
 	}
 }
 
-// standDown ends what stands by.
-func (e *Engine) standDown() {
-	if e.standby != nil {
-		e.log.Debug("Work of copies that processes did which stood by", "pieces", e.standby.Close())
-		e.standby = nil
+func (e *Engine) sayStandby(err error) {
+	if err != nil {
+		e.log.Debug("Copies start processes of their own", "reason", err)
 	}
 }
 

@@ -93,6 +93,7 @@ type Engine struct {
 	parsed     parsed // the Containerfile as it was last read
 	caches     *caches
 	standby    *standby.Pool // nil where nothing stands by
+	both       bool          // whether all do that are wanted
 	relay      *relay        // nil where the doctor looks on
 	stager     *layers.Stager
 	unsuited   error           // why layers are not staged in this store, nil where they are
@@ -128,8 +129,12 @@ func (e *Engine) open() error {
 			e.relay = &relay{engine: e, kept: keptBy(e.ledger.dir, e.ledger.name)}
 		}
 		if c.name == checkDriver {
-			e.store = newRecordedStore(e.store, e.ledger, e.relay)
+			recorded := newRecordedStore(e.store, e.ledger, e.relay)
+			e.store = recorded
 			e.stager, e.unsuited = layers.NewStager(e.store, filepath.Join(e.ledger.dir, "turns")), layers.Suits(e.store)
+			if e.unsuited == nil {
+				recorded.stager = e.stager
+			}
 			e.sweep()
 		}
 	}
@@ -156,7 +161,10 @@ func (e *Engine) TempDir() string { return e.tmp }
 
 // Close releases the store and removes temporary files. It may be called twice.
 func (e *Engine) Close() {
-	e.standDown()
+	if e.standby != nil {
+		e.log.Debug("Processes that stood by did work of copies", "times", e.standby.Close())
+		e.standby = nil
+	}
 	if e.space != nil {
 		e.space.stop()
 		e.space = nil

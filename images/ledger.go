@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -256,7 +257,8 @@ func flock(f *os.File, how int) error {
 type recordedStore struct {
 	storage.Store
 	ledger *ledger
-	relay  *relay // is told of what becomes a layer; nil for nobody
+	relay  *relay         // is told of what becomes a layer; nil for nobody
+	stager *layers.Stager // makes layers, nil where it does not suit the store
 	layers layerRecords
 }
 
@@ -304,14 +306,40 @@ func (s *recordedStore) CreateLayer(id, parent string, names []string, mountLabe
 
 // PutLayer implements storage.Store.
 func (s *recordedStore) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *storage.LayerOptions, diff io.Reader) (*storage.Layer, int64, error) {
-	if err := s.record(id); err != nil {
-		return nil, 0, err
-	}
-	layer, size, err := s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+	layer, size, err := s.putLayer(id, parent, names, mountLabel, writeable, options, diff)
 	if err == nil && s.relay != nil {
 		s.relay.committed(layer, diff)
 	}
 	return layer, size, err
+}
+
+// putLayer makes a layer in this process where it can, which saves one of its own.
+func (s *recordedStore) putLayer(id, parent string, names []string, mountLabel string, writeable bool, options *storage.LayerOptions, diff io.Reader) (*storage.Layer, int64, error) {
+	file, ok := diff.(io.ReadSeeker)
+	if ok && s.stager != nil && len(names) == 0 && mountLabel == "" && !writeable && isPlain(options) {
+		layer, err := s.stager.Put(id, parent, options.UncompressedDigest, file)
+		if err == nil {
+			return layer, layer.UncompressedSize, nil
+		}
+		if errors.Is(err, storage.ErrDuplicateID) {
+			return layer, -1, storage.ErrDuplicateID
+		}
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return nil, -1, err
+		}
+	}
+	if err := s.record(id); err != nil {
+		return nil, -1, err
+	}
+	return s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+}
+
+// isPlain tells whether options say that a layer is an archive which is not compressed, the
+// digest of that, and nothing else.
+func isPlain(options *storage.LayerOptions) bool {
+	return options != nil && options.UncompressedDigest != "" && reflect.DeepEqual(*options, storage.LayerOptions{
+		OriginalDigest: options.UncompressedDigest, UncompressedDigest: options.UncompressedDigest, OriginalSize: options.OriginalSize,
+	})
 }
 
 // ApplyStagedLayer implements storage.Store. It is storage.ErrDuplicateID that the layer

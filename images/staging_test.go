@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -45,6 +46,7 @@ func openPair(t *testing.T, change ...func(*Config)) (ours, stock *bench) {
 		t.Fatalf("the store does not suit: %v", ours.unsuited)
 	}
 	stock.unsuited = errors.New("a test compares")
+	stock.store.(*recordedStore).stager = nil
 	return ours, stock
 }
 
@@ -576,6 +578,82 @@ func TestHostileLayers(t *testing.T) {
 	ours.wantNothingStaged(t)
 	wantSame(t, ours.inventory(t), stock.inventory(t))
 	wantSame(t, listing(t, "/etc"), before)
+}
+
+// putStore counts the layers that a store is left to make.
+type putStore struct {
+	storage.Store
+	n int
+}
+
+func (s *putStore) PutLayer(id, parent string, names []string, mountLabel string, writeable bool, options *storage.LayerOptions, diff io.Reader) (*storage.Layer, int64, error) {
+	s.n++
+	return s.Store.PutLayer(id, parent, names, mountLabel, writeable, options, diff)
+}
+
+// TestLayersOfStepsAsCopied compares what both ways make of the layers of steps, as the
+// commit of a step puts them.
+func TestLayersOfStepsAsCopied(t *testing.T) {
+	ours, stock := openPair(t)
+	left := &putStore{Store: ours.store.(*recordedStore).Store}
+	ours.store.(*recordedStore).Store = left
+	put := func(b *bench, id, parent string, options storage.LayerOptions, archive []byte) (*storage.Layer, int64, error) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "diff")
+		if err := os.WriteFile(path, archive, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		diff, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer diff.Close()
+		return b.store.PutLayer(id, parent, nil, "", false, &options, diff)
+	}
+	plain := func(archive []byte) storage.LayerOptions {
+		d := digest.FromBytes(archive)
+		return storage.LayerOptions{OriginalDigest: d, UncompressedDigest: d}
+	}
+	root := tar.Header{Name: "/", Typeflag: tar.TypeDir, Mode: 0o1751, Uid: 5, Gid: 6}
+	lower, upper, rooted := tarOf(t, kinds()...), tarOf(t, upper()...), tarOf(t, root, tar.Header{Name: "a", PAXRecords: has("a")})
+	zipped := gzipped(lower)
+	climbing := tarOf(t, tar.Header{Name: "../../climbs", PAXRecords: has("x")})
+	for _, l := range []struct {
+		id, parent string
+		options    storage.LayerOptions
+		archive    []byte
+		left       int // how many are left to the store
+		failure    bool
+	}{
+		{id: "a", options: plain(lower), archive: lower},
+		{id: "b", parent: "a", options: plain(upper), archive: upper},
+		{id: "c", parent: "b", options: plain(rooted), archive: rooted},
+		{id: "d", parent: "c", options: plain(upper), archive: upper},
+		{id: "a", options: plain(lower), archive: lower, failure: true}, // it is there
+		{id: "e", options: storage.LayerOptions{OriginalDigest: digest.FromBytes(zipped), UncompressedDigest: digest.FromBytes(lower)}, archive: zipped, left: 1},
+		{id: "f", options: storage.LayerOptions{}, archive: upper, left: 1},
+		{id: "0", parent: "9", options: plain(upper), archive: upper, left: 1, failure: true}, // there is none
+		{id: "1", options: plain(climbing), archive: climbing},
+		{id: "2", options: plain(lower), archive: lower[:len(lower)/2], left: 1, failure: true},
+	} {
+		for _, id := range []*string{&l.id, &l.parent} {
+			*id = strings.Repeat(*id, 64)
+		}
+		left.n = 0
+		layer, _, err := put(ours, l.id, l.parent, l.options, l.archive)
+		if left.n != l.left {
+			t.Errorf("%.1s: %d layers were left to the store, want %d", l.id, left.n, l.left)
+		}
+		want, _, wantErr := put(stock, l.id, l.parent, l.options, l.archive)
+		if (err == nil) == l.failure || fmt.Sprint(err) != strings.ReplaceAll(fmt.Sprint(wantErr), stock.StorageRoot(), ours.StorageRoot()) || errors.Is(err, storage.ErrDuplicateID) != errors.Is(wantErr, storage.ErrDuplicateID) {
+			t.Errorf("%.1s: %v, want %v", l.id, err, wantErr)
+		}
+		if (layer == nil) != (want == nil) || layer != nil && (layer.ID != want.ID || layer.UncompressedDigest != want.UncompressedDigest || layer.UncompressedSize != want.UncompressedSize) {
+			t.Errorf("%.1s: %+v, want %+v", l.id, layer, want)
+		}
+	}
+	ours.wantNothingStaged(t)
+	wantSame(t, ours.inventory(t), stock.inventory(t))
 }
 
 // listing is the names below a directory, with when they were changed.

@@ -2,7 +2,9 @@
 // at once. containers/image writes each compressed layer to a file, which it unpacks
 // twice, once to hash it and once for its files, and makes the files of one layer after
 // the other. Here a layer is read from its source, hashed, unpacked, hashed again, and
-// made into files and a record of its archive while it is read.
+// made into files and a record of its archive while it is read. The layer that a step made
+// is put into the store the same way, which saves the process that containers/storage
+// starts for each.
 //
 // That is sound, because
 //

@@ -114,6 +114,30 @@ func (s *Stager) Make(ctx context.Context, image []Layer, source Source) error {
 	return err
 }
 
+// Put makes one layer of its archive, which is not compressed, on the layer parent, or on
+// none, and returns it. It is ErrUnsuited where it cannot be put on that, and
+// storage.ErrDuplicateID where it is there already. After any other error the store is as
+// it was, and some of the archive has been read.
+func (s *Stager) Put(id, parent string, diffID digest.Digest, archive io.Reader) (*storage.Layer, error) {
+	if parent != "" {
+		below, err := s.store.Layer(parent)
+		if err != nil {
+			return nil, err
+		}
+		if len(below.UIDMap)+len(below.GIDMap) > 0 {
+			return nil, unsuited("the layer %s in the store maps the owners of files", parent)
+		}
+	}
+	layer := Layer{Digest: diffID, DiffID: diffID}
+	staged, err := s.prepare(context.Background(), layer, func(context.Context) (*opened, error) {
+		return &opened{archive: archive, compressed: diffID, end: func() error { return nil }, close: func() {}}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.apply(&job{layer: layer, id: id, parent: parent, staged: staged})
+}
+
 // isFull tells whether err says that there was no space.
 func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
@@ -236,24 +260,30 @@ func (s *Stager) openAgain(layer Layer, found *storage.Layer) (*opened, error) {
 
 // put puts a staged layer in place.
 func (s *Stager) put(j *job) error {
+	if _, err := s.apply(j); err != nil && !errors.Is(err, storage.ErrDuplicateID) { // for which another process was faster
+		return err
+	}
+	return nil
+}
+
+// apply puts a staged layer in place and returns it. It is storage.ErrDuplicateID where it
+// is there.
+func (s *Stager) apply(j *job) (*storage.Layer, error) {
 	staged := j.staged
 	j.staged = nil
 	if err := s.inherit(j.parent, staged); err != nil {
 		s.discard(staged)
-		return err
+		return nil, err
 	}
-	_, err := s.store.ApplyStagedLayer(storage.ApplyStagedLayerOptions{
+	layer, err := s.store.ApplyStagedLayer(storage.ApplyStagedLayerOptions{
 		ID: j.id, ParentLayer: j.parent, DiffOutput: staged, DiffOptions: &drivers.ApplyDiffWithDifferOpts{},
 	})
 	if err != nil {
 		s.discard(staged)
-		if errors.Is(err, storage.ErrDuplicateID) {
-			return nil // another process was faster
-		}
-		return fmt.Errorf("adding the layer %s: %w", j.layer.Digest, err)
+		return layer, fmt.Errorf("adding the layer %s: %w", j.layer.Digest, err)
 	}
 	_ = os.Remove(filepath.Dir(staged.Target)) // the layer was moved out of it
-	return nil
+	return layer, nil
 }
 
 // inherit gives the root directory of a layer, where its archive has none, the owner and the

@@ -99,10 +99,11 @@ static ssize_t offer(int other)
 
 // hand_over lets a process that stands by do what this one was started for, and ends with
 // it. It returns where there is none, or this is another kind of process: then all goes on
-// as if it were not here. It runs before Go's runtime begins. A libc that does not give
+// as if it were not here. It runs before Go's runtime begins, and before what has no
+// priority of its own (up to 100 are those of the compiler). A libc that does not give
 // constructors the arguments is left alone.
 #ifdef __GLIBC__
-__attribute__((constructor))
+__attribute__((constructor(101)))
 static void hand_over(int argc, char **argv)
 {
 	const char *paths = getenv(VARIABLE);

@@ -47,26 +47,29 @@ type Pool struct {
 	sockets         []string
 	processes       []*exec.Cmd
 	lifeline, alive *os.File // the ends of a pipe: who stands by ends when alive is closed
+	null            *os.File
 	done            *os.File // an eventfd that counts the pieces of work that were done
 }
 
-// Start has n processes stand by, at most 9, for what this process starts until Close.
-// Their sockets are made in dir, which only this user may enter. After an error everything
-// works as without.
-func Start(dir string, n int) (*Pool, error) {
+// Start has one process stand by for what this process starts until End. Its socket is
+// made in dir, which only this user may enter. After an error everything works as without.
+func Start(dir string) (*Pool, error) {
 	p := &Pool{path: filepath.Join(dir, "standby")}
-	err := p.start(n)
+	err := p.open()
+	if err == nil {
+		err = p.Add()
+	}
 	if err == nil {
 		err = os.Setenv(variable, p.path)
 	}
 	if err != nil {
 		p.Close()
-		return nil, fmt.Errorf("no process stands by: %w", err)
+		return nil, err
 	}
 	return p, nil
 }
 
-func (p *Pool) start(n int) (err error) {
+func (p *Pool) open() (err error) {
 	if p.lifeline, p.alive, err = os.Pipe(); err != nil {
 		return err
 	}
@@ -75,22 +78,21 @@ func (p *Pool) start(n int) (err error) {
 		return err
 	}
 	p.done = os.NewFile(uintptr(fd), "eventfd")
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
-	for i := range n {
-		if err := p.add(fmt.Sprintf("%s%d", p.path, i), null); err != nil {
-			return err
-		}
+	p.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	return err
+}
+
+// Add has one more process stand by.
+func (p *Pool) Add() error {
+	if err := p.add(fmt.Sprintf("%s%d", p.path, len(p.sockets))); err != nil {
+		return fmt.Errorf("no process stands by: %w", err)
 	}
 	return nil
 }
 
 // add starts the process at a socket. It alone has the socket: it ends with the process,
 // for those too that have connected and wait.
-func (p *Pool) add(path string, null *os.File) error {
+func (p *Pool) add(path string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -111,7 +113,7 @@ func (p *Pool) add(path string, null *os.File) error {
 	cmd.Args = []string{name}
 	cmd.Dir = "/" // as buildah does
 	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = []*os.File{null, null, p.lifeline, listener, p.done}
+	cmd.ExtraFiles = []*os.File{p.null, p.null, p.lifeline, listener, p.done}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -119,13 +121,18 @@ func (p *Pool) add(path string, null *os.File) error {
 	return nil
 }
 
-// Close ends the processes that stand by, and returns when they have ended and how many
-// pieces of work they did. What is being done is finished first.
-func (p *Pool) Close() (done int) {
+// End lets the processes that stand by end. What is being done is finished first.
+func (p *Pool) End() {
 	if os.Getenv(variable) == p.path {
 		_ = os.Unsetenv(variable)
 	}
 	_ = p.alive.Close()
+}
+
+// Close ends the processes that stand by, and returns when they have ended and how many
+// pieces of work they did.
+func (p *Pool) Close() (done int) {
+	p.End()
 	for _, cmd := range p.processes {
 		_ = cmd.Wait() // work that failed did so for who wanted it
 	}
@@ -134,6 +141,7 @@ func (p *Pool) Close() (done int) {
 		_ = os.Remove(path + ".lock")
 	}
 	_ = p.lifeline.Close()
+	_ = p.null.Close()
 	count := make([]byte, 8)
 	if _, err := p.done.Read(count); err == nil {
 		done = int(binary.NativeEndian.Uint64(count)) - 1 //nolint:gosec // it fits

@@ -174,7 +174,12 @@ func (p *process) copies(t *testing.T) {
 
 func pool(t *testing.T, n int) *Pool {
 	t.Helper()
-	p, err := Start(t.TempDir(), n)
+	p, err := Start(t.TempDir())
+	for range n - 1 {
+		if err == nil {
+			err = p.Add()
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +312,7 @@ func TestAPathThatIsTooLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := descriptors(t)
-	if p, err := Start(dir, 1); err == nil || p != nil || !strings.Contains(err.Error(), dir) {
+	if p, err := Start(dir); err == nil || p != nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("Start returned %v, %v", p, err)
 	}
 	if os.Getenv(variable) != "" || descriptors(t) != open {
@@ -388,7 +393,11 @@ func TestAnotherUserGetsNothing(t *testing.T) {
 
 // hold is a process that has others stand by: it writes their ids, and waits.
 func hold() {
-	if _, err := Start(os.Args[1], 2); err != nil {
+	p, err := Start(os.Args[1])
+	if err == nil {
+		err = p.Add()
+	}
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
