@@ -106,7 +106,7 @@ func TestMirrorWithoutTheWholeImage(t *testing.T) {
 		}, "unexpected EOF"},
 	} {
 		for _, driver := range []string{driverVFS, driverOverlay} { // the first leaves layers to containers/image
-			t.Run(name+", "+driver, func(t *testing.T) {
+			t.Run(name+" on "+driver, func(t *testing.T) {
 				mirror, registry := newHub(t), newHub(t)
 				mirror.add(t, "1", runtime.GOARCH)
 				registry.add(t, "1", runtime.GOARCH)
