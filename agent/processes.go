@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 	"syscall"
@@ -13,6 +14,9 @@ import (
 // reapOrphans reaps children of this process that have ended, other than the one
 // with the pid except, whose end somebody else waits for.
 func reapOrphans(except int) {
+	if !hasChildren() {
+		return
+	}
 	for _, pid := range children(os.Getpid()) {
 		if pid != except {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
@@ -24,6 +28,9 @@ func reapOrphans(except int) {
 // with the pid except, and waits, for a moment, until they have ended.
 func killDescendants(except int) {
 	for range 20 {
+		if !hasChildren() { // whose own would be this one's by now
+			return
+		}
 		pids := descendants(os.Getpid())
 		alive := false
 		for _, pid := range pids {
@@ -48,6 +55,17 @@ func descendants(pid int) []int {
 		all = append(append(all, child), descendants(child)...)
 	}
 	return all
+}
+
+// hasChildren tells whether this process has any, dead ones included. It asks once, where
+// children looks at every process there is.
+func hasChildren() bool {
+	for {
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return !errors.Is(err, unix.ECHILD)
+		}
+	}
 }
 
 // children lists the processes whose parent is pid.

@@ -86,6 +86,10 @@ func superviseTree() int {
 		fmt.Println("no orphan will come here:", err)
 		return 1
 	}
+	if hasChildren() {
+		fmt.Println("there are children, before any was started")
+		return 1
+	}
 	tree := start("tree").Process.Pid
 	orphan := start("orphan")
 	_ = orphan.Wait()
@@ -116,7 +120,11 @@ func superviseTree() int {
 			return 1
 		}
 	}
-	if !eventually(func() bool { reapOrphans(0); return len(children(self)) == 0 }) {
+	if !hasChildren() {
+		fmt.Println("children that have ended count as none")
+		return 1
+	}
+	if !eventually(func() bool { reapOrphans(0); return len(children(self)) == 0 && !hasChildren() }) {
 		fmt.Println("children", children(self), "were not reaped")
 		return 1
 	}

@@ -124,8 +124,10 @@ func (s BuildSpec) Check() []error {
 	add("cache-from", err)
 	_, err = parse.RepoNamesToNamedReferences(s.CacheTo)
 	add("cache-to", err)
-	if _, _, err = clampUlimits(s.Ulimits); err != nil {
-		errs = append(errs, err)
+	if len(s.Ulimits) > 0 { // those of containers.conf are looked at with the rest of the sandbox
+		if _, _, err = clampUlimits(s.Ulimits); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	add("compression-level", s.Compression.check())
 	for flag, pairs := range map[string][]string{"label": s.Labels, "annotation": s.Annotations} {
