@@ -110,7 +110,7 @@ func accept() (conn int, err error) {
 // work does what the process at the other end of a connection was to do, if it is one that
 // hands over its work.
 func (s *server) work(conn int) error {
-	defer unix.Close(conn)
+	defer func() { _ = unix.Close(conn) }()
 	level, descriptors := receive(conn)
 	if descriptors == nil {
 		return nil
@@ -138,7 +138,7 @@ func (s *server) work(conn int) error {
 		return err
 	}
 	if err := unix.Send(conn, []byte{done}, unix.MSG_NOSIGNAL); err != nil {
-		return nil //nolint:nilerr // the other was ended meanwhile: nothing is wrong here
+		return nil // the other was ended meanwhile, and nothing is wrong here
 	}
 	return s.forget()
 }
@@ -233,6 +233,6 @@ func (s *server) forget() error {
 }
 
 func isOpen(fd int) bool {
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0) //nolint:gosec // a descriptor fits
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 	return err == nil
 }

@@ -365,7 +365,7 @@ func TestTheOneThatHandedOverIsKilled(t *testing.T) {
 func TestAnotherUserGetsNothing(t *testing.T) {
 	p := pool(t, 1)
 	for _, dir := range []string{filepath.Dir(p.path), filepath.Dir(filepath.Dir(p.path))} {
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // on purpose
+		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
